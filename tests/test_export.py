@@ -292,6 +292,12 @@ def test_the_card_of_a_trained_run(trained):
     assert card["versions"]["jax"] == jax.__version__
 
 
+def test_a_network_computes_in_the_precision_of_its_card():
+    section = {"name": "mlp", "widths": (3,)}
+    for more, dtype in (({}, jnp.float32), ({"precision": "bfloat16"}, jnp.bfloat16)):
+        assert encoder.make_module(section | more).dtype == dtype
+
+
 def test_precision_and_pooled_windows_are_kept(tmp_path):
     made = {"name": "resnet", "depth": 10, "width": 4, "pool": 1}
     changes = {"encoder": made, "precision": "bfloat16", "augment.size": 16}

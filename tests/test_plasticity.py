@@ -4,9 +4,9 @@ import functools
 
 import pytest
 
-from helpers import toy
+from helpers import run_directories, toy
 from jaxcl import metrics
-from jaxcl.run import finish, train
+from jaxcl.run import finish, job, train
 from jaxcl.run import results as results_lib
 
 SMALL = {
@@ -47,6 +47,42 @@ def first(root):
     """A run under PNR."""
     work = work_of(root / "first", **{"method.strategy": "pnr"})
     return finish.run_job(work, root / "first")
+
+
+def test_each_task_is_a_run_of_its_own(tmp_path, monkeypatch):
+    """What trains is another test's subject: here one says what it was given."""
+    work = run_directories.untried(tmp_path / "run", **SMALL, first_tasks=2)
+    judged, runs = [], []
+    single = toy.change(
+        work,
+        evaluators={"knn": lambda state, task: judged.append((state, task))},
+        start="another run",
+        tensorboard=True,
+        loggers=("one",),
+    )
+    evaluation = work.evaluation._replace(alone=lambda asked: (single, asked)[0])
+    stream = work.stream._replace(tasks=(*work.stream.tasks, work.stream.tasks[0]))
+    work = toy.change(work._replace(evaluation=evaluation), stream=stream)
+
+    def run_tasks(only, place, *, stop, step):
+        (task,) = only.stream.tasks
+        only.evaluation.evaluators["knn"]("state", 0)
+        quiet = only.logging
+        assert not (quiet.tensorboard or quiet.loggers or quiet.progress)
+        assert quiet.quiet and only.loop.start is None and task.index == 0
+        runs.append((place.name, task.classes.tolist(), step, stop))
+        return {"matrices": {"knn/x": [[0.1, 0.2, 0.3]], "knn/y": [[0.4, 0.5, 0.6]]}}
+
+    monkeypatch.setattr(train, "run_tasks", run_tasks)
+    monkeypatch.setattr(job, "compile_step", lambda asked: "another step")
+    found = finish.single_tasks(work, tmp_path, stop="stop", step="a step")
+    assert found == {"knn/x": [0.1, 0.2, None], "knn/y": [0.4, 0.5, None]}
+    classes = [task.classes.tolist() for task in work.stream.tasks[:2]]
+    assert judged == [("state", 0), ("state", 1)]
+    assert runs == [(f"task_{i}", classes[i], "a step", "stop") for i in range(2)]
+    single = single._replace(method=work.method._replace(drawn=("x",)))
+    finish.single_tasks(work, tmp_path, stop="stop", step="a step")
+    assert runs[-1][2] == "another step"
 
 
 def test_it_is_the_accuracy_of_the_base_alone(root, first):
