@@ -125,7 +125,8 @@ def changes(tree):
             number = value * 2 if isinstance(value, float) and value else value + 1
             yield node, ast.Constant(not value if isinstance(value, bool) else number)
         elif isinstance(node, ast.Call) and node.keywords:
-            yield node, ast.Call(node.func, node.args, node.keywords[:-1])
+            if node.keywords[-1].arg not in ("help", "flush", "description"):
+                yield node, ast.Call(node.func, node.args, node.keywords[:-1])
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             yield node, ast.Pass()
 

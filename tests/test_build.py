@@ -4,6 +4,7 @@ import functools
 import json
 import pathlib
 import re
+import types
 
 import chex
 import jax
@@ -15,7 +16,8 @@ from PIL import Image
 
 from helpers import config_files, run_directories, toy
 from jaxcl import sharding
-from jaxcl.config import build, resolve, sections
+from jaxcl.config import build, checks, resolve, sections
+from jaxcl.data import stream
 from jaxcl.evals import tsne
 from jaxcl.methods import two_view
 from jaxcl.run import cost, finish, job, metrics_log, train
@@ -374,3 +376,31 @@ def test_unwritable_run_directory(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
         build.build(toy.config(), tmp_path / "file" / "run")
+
+
+def test_an_encoder_to_start_from_takes_images_of_as_many_channels(monkeypatch):
+    monkeypatch.setattr(checks.folder, "is_one", lambda path: path == "encoder")
+    card = {"input": {"channels": 3}}
+    monkeypatch.setattr(checks.folder, "read_card", lambda path: card)
+    label = np.zeros(2, np.int32)
+    images = {n: np.zeros((2, 4, 4, n), np.uint8) for n in (1, 3)}
+    grey, colour = (stream.Examples(label, label, images[n]) for n in (1, 3))
+    read = stream.Examples(label, label, load=images[1].__getitem__)
+    graphs = stream.Examples(label, label, graphs=object())
+
+    def check(start, train, scenario="class"):
+        top = types.SimpleNamespace(start=start, scenario={"name": scenario})
+        checks.check_start(top, {}, train)
+
+    check("encoder", colour)
+    check(None, grey)
+    for start, images, scenario, words in (
+        ("encoder", grey, "class", "config.start='encoder'.* 3 .* 1"),
+        ("encoder", read, "class", "config.start='encoder'.* 3 .* 1"),
+        ("encoder", graphs, "class", "config.start='encoder'"),
+        ("encoder", colour, "after", "config.scenario.name='after'"),
+        (None, colour, "after", "config.scenario.name='after'"),
+        ("nowhere", colour, "after", "config.start='nowhere'"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            check(start, images, scenario)

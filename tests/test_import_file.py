@@ -19,6 +19,7 @@ from helpers import foreign_weights
 from helpers.foreign_weights import FAMILIES, SMALL, write
 from jaxcl.run import folder as folder_lib
 from jaxcl.weights import (
+    architectures,
     encoder,
     files,
     import_file,
@@ -385,6 +386,13 @@ def test_how_transformers_prepares_images(preprocessor, want, tmp_path):
 def test_an_unusual_image_processor_is_refused(odd, tmp_path):
     with pytest.raises(ValueError):
         beside(tmp_path, preprocessor=MOMENTS | {"size": 56} | odd)
+
+
+def test_images_are_as_those_of_imagenet_unless_the_table_says_otherwise():
+    usual = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+    for name, known in architectures.ARCHITECTURES.items():
+        found = {x: (known.images or usual)[x] for x in usual}
+        assert (found == usual) == (name not in ("augreg", "resnet_plain")), name
 
 
 def test_how_timm_prepares_images_and_what_it_says_of_the_network(tmp_path):

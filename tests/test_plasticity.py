@@ -118,6 +118,16 @@ def test_another_strategy_takes_it_from_there_and_trains_nothing(root, first):
     assert again["finetune"] == first["finetune"]
 
 
+@pytest.fixture(scope="module")
+def left(root):
+    """What a run leaves that has measured FT_i."""
+    with run_directories.untraced():
+        work = work_of(root / "left", **{"method.strategy": "pnr"})
+    results = run_directories.results_of(work, 2) | {"finetune": {"knn/x": [0.1, 0.2]}}
+    results_lib.write_results(root / "left", results)
+    return str(root / "left")
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -135,12 +145,17 @@ def test_another_strategy_takes_it_from_there_and_trains_nothing(root, first):
         {"evaluators": {"knn": {"k": 6}}},
     ],
 )
-def test_a_run_that_would_find_other_numbers_is_refused(root, first, changes, tmp_path):
-    with pytest.raises(ValueError, match="plasticity_from.*differ"):
-        work_of(tmp_path, plasticity_from=str(root / "first"), **changes)
+def test_a_run_that_would_find_other_numbers_is_refused(left, changes, tmp_path):
+    with run_directories.untraced():
+        with pytest.raises(ValueError, match="plasticity_from.*differ"):
+            work_of(tmp_path, plasticity_from=left, **changes)
 
 
-def test_a_run_that_has_not_measured_it_is_refused(root, first, tmp_path):
-    for name in ("nowhere", "first/single/task_0"):
-        with pytest.raises(ValueError, match="plasticity_from"):
-            work_of(tmp_path, plasticity_from=str(root / name))
+def test_another_strategy_takes_the_numbers_of_a_run_that_has_them(left, tmp_path):
+    with run_directories.untraced():
+        work = work_of(tmp_path / "one", plasticity_from=left)
+        assert work.evaluation.alone == {"knn/x": [0.1, 0.2]}
+        work_of(tmp_path / "none", plasticity=False)
+        for name in ("nowhere", "none"):
+            with pytest.raises(ValueError, match="plasticity_from"):
+                work_of(tmp_path / "two", plasticity_from=str(tmp_path / name))
