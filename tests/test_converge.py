@@ -272,7 +272,7 @@ def test_parts_of_a_batch_lie_side_by_side():
     assert all(np.array_equal(a, b) for a, b in pairs)
 
 
-def counted(workdir, loss_of, **changes):
+def counted(workdir, loss_of, untrained=False, **changes):
     """A job and a step that only counts: no network trains, nothing is compiled.
 
     Args:
@@ -297,7 +297,8 @@ def counted(workdir, loss_of, **changes):
             state = state.replace(step=sharding.replicate(np.int32(now + 1), work.mesh))
         return state, {"loss": np.float32([loss_of(now, epoch)])}
 
-    return toy.change(work, evaluators={"a": judge}), step, judged
+    work = toy.change(work, evaluators={"a": judge}, untrained=untrained)
+    return work, step, judged
 
 
 def work_steps(work, task):
@@ -311,8 +312,7 @@ def test_a_run_ends_tasks_by_patience_and_evaluates_when_it_is_due(tmp_path):
         tmp_path,
         lambda now, epoch: (1.0, 0.5, 2.0)[epoch],
         **{"epochs": 5, "patience": 1, "eval_epochs": 2, "first_tasks": 2},
-        evaluate_untrained=True,
-        evaluators={"knn": {}},
+        untrained=True,
     )
     results = train.run_tasks(work, tmp_path, step=step)
     size = work_steps(work, 0)
