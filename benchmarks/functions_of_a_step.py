@@ -58,7 +58,9 @@ def list_functions(config: str, building: bool = False) -> list[tuple[str, str]]
         return found
     work = build.build(made, folder)
     step = inspect.unwrap(work.method.step)  # of what `build` has traced, and kept
-    shapes = job.placed_shapes(work.method, work.data, work.mesh, work.parts(0))
+    shapes = job.placed_shapes(
+        work.method, work.data, work.mesh, work.batches_per_step(0)
+    )
     with sharding.use_mesh(work.mesh), list_entered() as found:
         jax.eval_shape(step, *shapes)
     return found

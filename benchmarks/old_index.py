@@ -31,8 +31,8 @@ import numpy as np
 from jaxcl.config import build, files
 from jaxcl.data import sources
 from jaxcl.index import drift, maps, order
-from jaxcl.run import finish, folder
-from jaxcl.update import command, lineage, plan
+from jaxcl.run import encoder_folder, finish, updates
+from jaxcl.update import command, plan
 from jaxcl.weights import encoder, export
 
 K = 10
@@ -84,7 +84,7 @@ def embed_both(args, stream, row, seed) -> dict[str, np.ndarray]:
             config["train"] |= {"tuning": None, "batch_size": 32}
         section = {"name": "npz", "path": str(place / "new.npz")}
         work = plan.make_plan(str(place / "encoder"), section, config)
-        if lineage.read_report(work.workdir) is None:
+        if updates.read_report(work.workdir) is None:
             command.carry_out(work)
         export.export(str(place / "encoder"), str(place / "export"), force=True)
         rows = {"label": y, "test_label": label, "is_new": is_new}
@@ -100,7 +100,7 @@ def pretrain(args, stream, images, seed) -> pathlib.Path:
     """Train an encoder on the old images; return its folder."""
     kind = "shapes" if stream in KINDS else stream
     place = pathlib.Path(args.out, f"old_{kind}", f"seed_{seed}")
-    if not (place / "encoder" / folder.CARD).exists():
+    if not (place / "encoder" / encoder_folder.CARD).exists():
         place.mkdir(parents=True, exist_ok=True)
         np.savez(place / "old.npz", train_x=images)
         config = files.read_config(["--config=keep_fresh"])

@@ -637,7 +637,7 @@ def test_no_two_draws_share_a_key(name, tmp_path):
     if "replay" in changes and name != "gdumb":
         changes = changes | {"replay.updates": 2}
     work = run_directories.untried(tmp_path, tasks=2, **changes)
-    parts = max(work.parts(task.index) for task in work.stream.tasks)
+    parts = max(work.batches_per_step(task.index) for task in work.stream.tasks)
     shapes = job.shapes(work.method, work.data, parts)
     steps = key_uses.of_steps(work.method, *shapes, numbers=(3, 4))
     shared = [len(key_uses.shared(uses)) for uses in steps]
@@ -891,7 +891,7 @@ def test_resumes_bitwise_finite_one_compile(name, tmp_path):
     assert np.isfinite(losses).all(), f"{name}: a loss is not finite: {losses}"
     chex.assert_tree_all_finite(whole.params)
     work = make(name)
-    shapes = {work.parts(task.index) for task in work.stream.tasks}
+    shapes = {work.batches_per_step(task.index) for task in work.stream.tasks}
     assert len(shapes) == row.programs, (
         f"{name}: its steps take {sorted(shapes)} batches side by side, its row says "
         f"programs={row.programs}. See `parts` of core.Method"
@@ -999,7 +999,7 @@ CALLS = TASKS * -(-STEPS_PER_TASK // STEPS_PER_CALL)
 
 def traced(work) -> str:
     """The text of a job's step, of each shape of its batches."""
-    shapes = {work.parts(task.index) for task in work.stream.tasks}
+    shapes = {work.batches_per_step(task.index) for task in work.stream.tasks}
     programs = [
         jax.make_jaxpr(work.method.step)(*job.shapes(work.method, work.data, n))
         for n in shapes
@@ -1064,7 +1064,7 @@ def test_programs_of_accelerators_agree(name, tmp_path):
     Tolerance: that of one and eight devices, since sums are in another order here, too.
     """
     states, lines = run_on_cpu(name, tmp_path, SEEDS[:1])
-    with sharding.for_elsewhere():
+    with sharding.compile_target():
         work = new_job(name, steps_per_call=STEPS_PER_CALL)
         state, metrics = run_elsewhere(work, tmp_path / "elsewhere")
         theirs = traced(work)

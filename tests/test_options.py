@@ -13,6 +13,7 @@ from jaxcl.config import build, files, options, run_config, sections
 from jaxcl.data import sources
 from jaxcl.methods.online import replay as replay_lib
 from jaxcl.methods.two_view import bases
+from jaxcl.run import log_file
 
 
 def raw_of(**changes):
@@ -149,6 +150,28 @@ def test_a_run_resumes_by_what_was_asked(tmp_path):
         run_config.write_or_check(tmp_path, asked | more, now)
 
 
+def test_a_run_of_another_config_is_replaced_only_before_its_first_step(tmp_path):
+    folder, other = tmp_path / "run", {"batch_size": 24}
+    build.build(toy.config(), folder)
+    (folder / log_file.FILE).write_text('{"step": 0, "task": 0}\n')
+    build.build(toy.config(**other), folder)
+    assert json.loads((folder / "config.json").read_text())["batch_size"] == 24
+    assert not (folder / log_file.FILE).exists()
+    for path, text in (
+        (folder / "results.json", "{}"),
+        (folder / "checkpoints" / "1" / "x", ""),
+        (folder / log_file.FILE, '{"step": 3, "task": 0}\n'),
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        with pytest.raises(run_config.Differs, match="batch_size"):
+            build.build(toy.config(), folder)
+        path.unlink()
+        if path.parent != folder:
+            path.parent.rmdir()
+    build.build(toy.config(), folder)
+
+
 def test_several_seeds_have_a_file_each_and_one_of_all(tmp_path):
     build.build(toy.config(seeds=2, seed=3), tmp_path)
     whole, one = (
@@ -184,6 +207,7 @@ def test_a_run_of_an_older_config_resumes_with_todays(tmp_path):
     path.write_text(json.dumps(saved | {"method": OLD | {"queue_size": None}}))
     for method in (NEW, OLD):
         build.build(toy.config(method=method), tmp_path)
+    (tmp_path / log_file.FILE).write_text('{"step": 3, "task": 0}\n')
     with pytest.raises(ValueError, match=r"config\.method\.base\.temperature"):
         build.build(toy.config(method=OLD | {"temperature": 0.2}), tmp_path)
 

@@ -6,8 +6,7 @@ import pytest
 
 from helpers import run_directories, toy
 from jaxcl import metrics
-from jaxcl.run import finish, job, train
-from jaxcl.run import results as results_lib
+from jaxcl.run import finish, job, result_file, train
 
 SMALL = {
     "scenario.num_tasks": 2,
@@ -89,8 +88,8 @@ def test_it_is_the_accuracy_of_the_base_alone(root, first):
     results = first
     assert set(results["finetune"]) == {"knn/class_incremental", "knn/task_aware"}
     assert results["finetune"]["knn/class_incremental"] == alone_twin(root)
-    matrix = results_lib.matrix(results, "knn/class_incremental")
-    measures = results_lib.read_results(root / "first"), results_lib.summary(results)
+    matrix = result_file.matrix(results, "knn/class_incremental")
+    measures = result_file.read_results(root / "first"), result_file.summary(results)
     assert measures[0]["finetune"] == results["finetune"]
     want = matrix[0, 1] - alone_twin(root)[1]
     assert measures[1]["knn/class_incremental"]["plasticity"] == pytest.approx(want)
@@ -124,7 +123,7 @@ def left(root):
     with run_directories.untraced():
         work = work_of(root / "left", **{"method.strategy": "pnr"})
     results = run_directories.results_of(work, 2) | {"finetune": {"knn/x": [0.1, 0.2]}}
-    results_lib.write_results(root / "left", results)
+    result_file.write_results(root / "left", results)
     return str(root / "left")
 
 

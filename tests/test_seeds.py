@@ -10,8 +10,7 @@ from helpers import toy
 from jaxcl.config import build
 from jaxcl.data import stream
 from jaxcl.errors import Refused
-from jaxcl.run import finish, seeds, train
-from jaxcl.run import results as results_lib
+from jaxcl.run import finish, result_file, seeds, train
 
 RUNS = toy.ONLINE | {
     "method": {"name": "er"},
@@ -32,8 +31,8 @@ def run(workdir, **changes):
 
 def matrices(workdir):
     return {
-        seed: results_lib.matrix(
-            results_lib.read_results(workdir / seeds.folder(seed)),
+        seed: result_file.matrix(
+            result_file.read_results(workdir / seeds.folder(seed)),
             "predict/class_incremental",
         )
         for seed in (3, 4)
@@ -54,7 +53,7 @@ def test_one_after_another_each_is_a_run_of_its_own(apart, tmp_path):
     results = train.run_tasks(alone, tmp_path)
     second = matrices(workdir)[4]
     np.testing.assert_array_equal(
-        second, results_lib.matrix(results, "predict/class_incremental")
+        second, result_file.matrix(results, "predict/class_incremental")
     )
     assert not np.array_equal(second, matrices(workdir)[3], equal_nan=True)
     kept = json.loads((workdir / "seed_4" / "config.json").read_text())
@@ -117,8 +116,8 @@ def test_each_seed_has_a_folder_and_all_one_program(tmp_path, monkeypatch, capsy
     def run_one(own, place, stop, step):
         runs.append((own, place.name, stop, step))
         row = np.array([0.1 * len(runs)])
-        results = results_lib.empty_results(1)
-        return results_lib.add_task(results, 0, {"knn/x": row}, {}, 1.0)
+        results = result_file.empty_results(1)
+        return result_file.add_task(results, 0, {"knn/x": row}, {}, 1.0)
 
     monkeypatch.setattr(finish, "_run_one", run_one)
     monkeypatch.setattr(finish.job, "compile_step", lambda x: compiled.append(x) or 7)

@@ -195,10 +195,10 @@ def test_tables_are_resized_by_the_weights_of_pytorch():
     for rule in ("antialias", "plain", "offset"):
         rows, columns = (np_resize(size, n, rule) for n in grid)
         want = np.einsum("ri,cj,ijd->rcd", rows, columns, table)
-        found = jax.jit(lambda x, rule=rule: positions.resize_table(x, grid, rule))(
+        result = jax.jit(lambda x, rule=rule: positions.resize_table(x, grid, rule))(
             table
         )
-        np.testing.assert_allclose(found, want, atol=2e-5, err_msg=rule)
+        np.testing.assert_allclose(result, want, atol=2e-5, err_msg=rule)
     assert positions.resize_table(table, (size, size), "offset") is table
 
 
@@ -311,8 +311,8 @@ def test_a_frozen_patch_projection_is_never_moved():
     def own_loss(params):
         return jnp.sum(module.apply({"params": params}, images, train=True) ** 2)
 
-    own = jax.jit(jax.grad(own_loss))(params["encoder"])
-    assert not np.any(own["patch"]["kernel"]) and np.any(own["class"])
+    result = jax.jit(jax.grad(own_loss))(params["encoder"])
+    assert not np.any(result["patch"]["kernel"]) and np.any(result["class"])
     moves, _ = parts.tx.update(slopes, parts.tx.init(params), params, lr=0.1)
     still = jax.tree.map(lambda x: not np.any(x), moves["encoder"])
     assert all(jax.tree.leaves(still.pop("patch"))) and not still["class"]

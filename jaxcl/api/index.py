@@ -14,18 +14,17 @@ import argparse
 import contextlib
 import csv
 import os
-import sys
 from collections.abc import Callable
 
 import numpy as np
 from etils import epath
 
-from jaxcl.config import build, command
+from jaxcl.config import build, command, own_images, transfer_config
 from jaxcl.data import storage
 from jaxcl.errors import Refused
 from jaxcl.index import canary, kit, maps, onnx_file, order, upgrade, vectors
-from jaxcl.run import folder, train
-from jaxcl.update import lineage, plan, served
+from jaxcl.run import encoder_folder, train, updates
+from jaxcl.update import lineage, served
 
 _CANARY = ".canary.safetensors"
 Work = Callable[[upgrade.Stop], list[str]]  # returns lines to print
@@ -37,15 +36,15 @@ def read_kits(run: str) -> list[kit.Kit]:
     Raises:
       Refused: the last accepted update left none.
     """
-    current = lineage.find_current(run)
+    current = updates.find_current(run)
     if current == str(run) or not kit.has_kit(current):
         raise Refused(
             f"--run={run}: has no accepted update that compared old images; "
             "jaxcl update --old=IMAGES makes one"
         )
     kits: list[kit.Kit] = []
-    for path in lineage.list_updates(run):
-        if (lineage.read_report(path) or {}).get("accepted") and kit.has_kit(path):
+    for path in updates.list_updates(run):
+        if (updates.read_report(path) or {}).get("accepted") and kit.has_kit(path):
             step = kit.read_kit(path)
             # A gap breaks the chain: what is before it cannot be reached.
             joined = kits and kits[-1].target == step.source
@@ -113,7 +112,7 @@ def _lacks_canary(out) -> bool:
 
 def _write_canary(run, out, ids) -> str:
     """Write the canary of a new file: what the update's queries find in it."""
-    first = canary.read_canary(epath.Path(lineage.find_current(run)) / canary.FILE)
+    first = canary.read_canary(epath.Path(updates.find_current(run)) / canary.FILE)
     table = vectors.open_table(out, ids=ids, field="--out")
     places = np.unique(np.linspace(0, table.rows - 1, canary.MEMBERS).astype(int))
     names = table.ids.names(places)
@@ -235,11 +234,13 @@ def refresh_file(
         raise Refused(f"--vectors={path}: is not upgraded; run jaxcl index upgrade")
     if not table.versions:
         upgrade.check_belongs(table, last.after)
-    current = lineage.find_current(run)
-    parent = lineage.read_config(current)
-    section = lineage.make_section(images, {}, parent, "--images", whole=True)
-    config = plan.make_transfer_config(section, "none", parent)
-    embedder = build.make_embedder(plan.add_checkpoint(config, current))
+    current = updates.find_current(run)
+    parent = lineage.read_run_config(current)
+    section = own_images.make_section(
+        images, parent_config=parent, field="--images", all_rows=True
+    )
+    config = transfer_config.make_config(section, "none", parent)
+    embedder = build.make_embedder(transfer_config.add_checkpoint(config, current))
     wanted = read_plan(planned, first)
     rows = table.ids.find(wanted)
     everything = np.arange(embedder.size)
@@ -302,7 +303,8 @@ def check_file(
     table = vectors.open_table(path, ids=ids)
     name = None
     if encoder is not None:
-        folder.read_leaves(encoder, folder.read_card(encoder))  # undamaged
+        card = encoder_folder.read_card(encoder)
+        encoder_folder.read_leaves(encoder, card)  # undamaged
         name = kit.name_encoder({"path": encoder})
     return canary.check_index(table, singing, encoder=name, least=least)
 
@@ -316,7 +318,7 @@ def write_map(run: str, out: str) -> str:
     """
     fitted = read_kits(run)[-1].fitted
     if out.endswith(".safetensors"):
-        _, card = maps.read_map(epath.Path(lineage.find_current(run)) / kit.MAP)
+        _, card = maps.read_map(epath.Path(updates.find_current(run)) / kit.MAP)
         data = maps.pack_map(fitted.arrays, card)
     elif out.endswith(".onnx"):
         data = onnx_file.pack_onnx(fitted.arrays)
@@ -327,14 +329,10 @@ def write_map(run: str, out: str) -> str:
     return f"{fitted.kind} map, recall {100 * fitted.recall:.0f} %: {out}"
 
 
-def parser() -> argparse.ArgumentParser:
-    """Make the parser of the command's options."""
-    options = argparse.ArgumentParser(
-        prog="jaxcl index",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    words = options.add_subparsers(dest="word", required=True)
+def add_options(parser) -> None:
+    """Add the options of the command."""
+    parser.description = __doc__
+    words = parser.add_subparsers(dest="word", required=True)
     texts = {
         "upgrade": "map all vectors to the newest encoder",
         "map": "write the map to a file: .safetensors or .onnx",
@@ -360,12 +358,10 @@ def parser() -> argparse.ArgumentParser:
             one.add_argument("--canary", required=True, help="file of a canary")
             one.add_argument("--encoder", help="folder of the served encoder")
             one.add_argument("--least", type=float, default=0.9, help="share to find")
-    return options
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(given: argparse.Namespace) -> int:
     """Run `jaxcl index`; return 2 if an input is wrong, 1 if a check fails."""
-    given = parser().parse_args(argv)
 
     def make():
         if given.word == "upgrade":
@@ -412,7 +408,3 @@ def main(argv: list[str] | None = None) -> int:
         return 0
 
     return command.run_until_signal(make, work)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

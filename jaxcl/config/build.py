@@ -15,8 +15,8 @@ from jaxcl.config import checks, jobs, resolve, run_config, sections
 from jaxcl.config import options as options_lib
 from jaxcl.data import identity, stream
 from jaxcl.errors import Refused
-from jaxcl.evals import features
-from jaxcl.run import agreement, compile_cache, folder, job, seeds, transfer
+from jaxcl.evals import embedding
+from jaxcl.run import agreement, compile_cache, encoder_folder, job, seeds, transfer
 
 
 @numerics.pinned()
@@ -46,6 +46,7 @@ def build(
         raw = resolve.resolve(raw, workdir)
         plain, top = options_lib.to_json(raw, "config"), sections.read_top(raw)
         compile_cache.use_cache(top.compile_cache)
+        run_config.clear_unstarted(workdir, plain, run_config.NOTED)
         # Below again, when the choices of the machine are known
         run_config.check_config(workdir, plain, run_config.NOTED)
     with agreement.failing_together():
@@ -79,7 +80,7 @@ def _note_choices(top: sections.TopLevel, made) -> dict:
     if isinstance(made, job.Job):
         noted["resident"] = made.data.resident
         if (top.replay or {}).get("sharded"):
-            noted["memory_shards"] = sharding.sharers(made.mesh)
+            noted["memory_shards"] = sharding.num_row_shards(made.mesh)
     return noted
 
 
@@ -105,7 +106,7 @@ def _build_seeds(raw, workdir) -> seeds.SeedRuns:
     def make(seed):
         own = {"seed": seed, "seeds": 1}
         for name in ("start", "plasticity_from"):
-            if raw.get(name) is not None and not folder.is_one(raw[name]):
+            if raw.get(name) is not None and not encoder_folder.exists_at(raw[name]):
                 own[name] = str(epath.Path(raw[name]) / seeds.folder(seed))
         one = ml_collections.ConfigDict(raw | own)
         return build(one, epath.Path(workdir) / seeds.folder(seed))
@@ -127,7 +128,7 @@ def plan_job(
 ) -> job.Job:
     """Make the job of a config for compilation only; it has no evaluators.
 
-    Nothing is written. Within `sharding.for_elsewhere` the job is for other devices.
+    Nothing is written. Within `sharding.compile_target` the job is for other devices.
 
     Args:
       config: what a config file's get_config made, overrides applied.
@@ -186,7 +187,7 @@ def make_embedder(config: ml_collections.ConfigDict) -> Embedder:
 
     def embed(rows):
         return sharding.copy_to_host(
-            features.make_embedder(parts, examples, rows=rows)(state)
+            embedding.make_embedder(parts, examples, rows=rows)(state)
         )
 
     return Embedder(stream.count_rows(examples), embed, source, examples)

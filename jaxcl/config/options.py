@@ -153,8 +153,7 @@ def to_json(value: Any, field: str | None = None) -> Any:
     if field is None:
         return repr(value)
     raise Refused(
-        f"{field}={value!r}: must be a number, a text, a bool, None, or a list or "
-        "section of these"
+        field, value, "must be a number, text, bool, None, or a list or section"
     )
 
 

@@ -7,7 +7,7 @@ from etils import epath
 
 from jaxcl.config import run_config, sections
 from jaxcl.errors import Refused
-from jaxcl.run import folder, transfer
+from jaxcl.run import encoder_folder, transfer
 
 
 def resolve(raw: Mapping[str, Any], workdir=None) -> dict:
@@ -33,7 +33,9 @@ def fill_precision(raw: dict, workdir) -> dict:
     if raw.get("precision") != "auto":
         return raw
     path = None if workdir is None else epath.Path(workdir) / "config.json"
-    begun = run_config.read_config(path) if path is not None and path.exists() else {}
+    begun = (
+        run_config.read_saved_config(path) if path is not None and path.exists() else {}
+    )
     return raw | {"precision": begun.get("precision") or sections.choose_precision(raw)}
 
 
@@ -57,14 +59,14 @@ def fill_from_start(raw: dict) -> dict:
     Raises:
       Refused: the folder cannot be read, or does not fit the config.
     """
-    if not folder.is_one(raw.get("start")):
+    if not encoder_folder.exists_at(raw.get("start")):
         return raw
     if raw.get("augment", {}).get("name") == "graphs":
         raise Refused(
             f"config.start={raw['start']!r}: the folder of an encoder is a start for "
             "images, and config.augment.name is 'graphs'; leave it out"
         )
-    theirs = folder.as_config(raw["start"])
+    theirs = encoder_folder.as_config(raw["start"])
     own = dict(raw.get("encoder") or {})
     kept = {}
     if own.get("name") == theirs["encoder"]["name"]:

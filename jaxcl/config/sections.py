@@ -26,9 +26,9 @@ from jaxcl.data import (
 from jaxcl.data.augment import graphs as augment_graphs
 from jaxcl.data.augment import images as augment_images
 from jaxcl.errors import Refused
-from jaxcl.methods.online import replay as replay_lib
+from jaxcl.methods.online import replay
 from jaxcl.nets import convnext, gcn, gin, mlp, pieces, resnet, traits, tuning, vit
-from jaxcl.run import folder, transfer
+from jaxcl.run import encoder_folder, transfer
 
 PRECISIONS = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 GRAPH_ENCODERS = {"gcn": gcn.gcn, "gin": gin.gin}
@@ -303,7 +303,7 @@ SECTIONS: dict[str, Section] = {
     ),
     "schedule": Section(_find_in(SCHEDULES), _NAMED, hidden=("epochs",)),
     "evaluators": Section(lambda path, section: ()),  # one of EVALUATOR for each key
-    "replay": Section(lambda path, section: replay_lib.settings),
+    "replay": Section(lambda path, section: replay.settings),
     "tuning": Section(lambda path, section: tuning.settings),
     "mesh": Section(lambda path, section: read_sides),
 }
@@ -382,11 +382,11 @@ def read_parts(top: TopLevel) -> tuple[Callable[..., core.Parts], ImageSettings]
         core.Parts,
         encoder=module,
         augment=views.augment,
-        plain=views.plain,
+        eval_transform=views.plain,
         local=views.local,
         tx=tx,
         lr=rate_with_peak(peak),
-        curve=rate_with_peak,
+        schedule_with_peak=rate_with_peak,
     )
     return make_parts, views.image
 
@@ -504,12 +504,12 @@ def make_encoder(top: TopLevel):
         another network.
     """
     module, given = _module(top), None
-    if folder.is_one(top.start):
-        card = folder.read_card(top.start)
+    if encoder_folder.exists_at(top.start):
+        card = encoder_folder.read_card(top.start)
         size, channels = (card["input"][name] for name in ("size", "channels"))
         blank = np.zeros((1, size, size, channels), np.float32)
-        leaves = folder.read_leaves(top.start, card)
-        begin = folder.fill_trees(module, blank, leaves, top.start)
+        leaves = encoder_folder.read_leaves(top.start, card)
+        begin = encoder_folder.fill_trees(module, blank, leaves, top.start)
         given = functools.partial(tuple, jax.tree.map(np.asarray, begin))  # on the host
     return wrap_tuned(module, top.tuning, given)
 

@@ -1,13 +1,11 @@
 """Configs as the command line makes them, checked as far as no data are needed."""
 
-import functools
 import importlib.util
 import pathlib
-import re
 
 import numpy as np
 
-from jaxcl import schema
+from jaxcl import cli, schema
 from jaxcl.config import files, resolve, sections
 from jaxcl.data import scenarios, stream
 from jaxcl.methods.online import replay
@@ -25,15 +23,8 @@ def load(path):
 
 
 def parse(arguments):
-    """The config that a command runs, overrides applied, as main parses them."""
-    others = re.compile(rf"--?({'|'.join(main_flags() - {'config'})})(=|$)")
-    return files.read_config([word for word in arguments if not others.match(word)])
-
-
-@functools.cache
-def main_flags():
-    source = (ROOT / "jaxcl/main.py").read_text()
-    return set(re.findall(r'DEFINE_\w+\(\s*"(\w+)"', source))
+    """The config that a command runs, overrides applied, as `jaxcl train` has it."""
+    return files.read_config(cli.make_parser("train").parse_args(arguments).config)
 
 
 def check_options(config):
@@ -87,4 +78,5 @@ def made(config, classes):
     options = schema.options(replay.settings, top.replay or {}, "config.replay")
     settings = replay.settings(classes, top.batch_size, **options)
     parts = make_parts(num_classes=classes, replay=settings)
-    return top, parts, sections.make_method(top, parts), settings
+    chosen = sections.find_method(top.method)
+    return top, parts, sections.make_method(top, chosen, parts), settings
