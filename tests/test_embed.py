@@ -129,7 +129,7 @@ def test_the_command_takes_a_section_as_json(root, monkeypatch, capsys):
     monkeypatch.setattr(embed, "write_features", write)
     data = '{"name": "digits", "size": 8, "validation": 0.1}'
     words = [f"--encoder={root}/encoder", f"--data={data}", "--out=x.npz"]
-    assert embed.main([*words, "--batch-size=7"]) == 0
+    assert cli.main(["features", *words, "--batch-size=7"]) == 0
     ((rows, out, options),) = calls
     assert (rows, out, options["batch_size"]) == (359, "x.npz", 7)
     assert not options["stop"]() and "x.npz" in capsys.readouterr().out

@@ -59,7 +59,7 @@ def test_each_task_is_a_run_of_its_own(tmp_path, monkeypatch):
         tensorboard=True,
         loggers=("one",),
     )
-    evaluation = work.evaluation._replace(alone=lambda asked: (single, asked)[0])
+    evaluation = work.evaluation._replace(single_tasks=lambda asked: single)
     stream = work.stream._replace(tasks=(*work.stream.tasks, work.stream.tasks[0]))
     work = toy.change(work._replace(evaluation=evaluation), stream=stream)
 
@@ -79,7 +79,8 @@ def test_each_task_is_a_run_of_its_own(tmp_path, monkeypatch):
     classes = [task.classes.tolist() for task in work.stream.tasks[:2]]
     assert judged == [("state", 0), ("state", 1)]
     assert runs == [(f"task_{i}", classes[i], "a step", "stop") for i in range(2)]
-    single = single._replace(method=work.method._replace(drawn=("x",)))
+    other = work.method._replace(labelled=not work.method.labelled)
+    single = single._replace(method=other)
     finish.single_tasks(work, tmp_path, stop="stop", step="a step")
     assert runs[-1][2] == "another step"
 
@@ -153,7 +154,7 @@ def test_a_run_that_would_find_other_numbers_is_refused(left, changes, tmp_path)
 def test_another_strategy_takes_the_numbers_of_a_run_that_has_them(left, tmp_path):
     with run_directories.untraced():
         work = work_of(tmp_path / "one", plasticity_from=left)
-        assert work.evaluation.alone == {"knn/x": [0.1, 0.2]}
+        assert work.evaluation.single_tasks == {"knn/x": [0.1, 0.2]}
         work_of(tmp_path / "none", plasticity=False)
         for name in ("nowhere", "none"):
             with pytest.raises(ValueError, match="plasticity_from"):

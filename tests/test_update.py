@@ -446,11 +446,14 @@ def test_the_command_rolls_back_and_resumes(copy):
 
 def test_an_unfinished_update_is_not_mixed_with_another(copy):
     work = plan(copy)
-    build.build(ml_collections.ConfigDict(work.config), work.workdir)
+    with run_directories.untraced():
+        made = build.build(ml_collections.ConfigDict(work.config), work.workdir)
+    state = run_directories.random_state(made)
+    run_directories.save(made, work.workdir, state, done=5)
     np.savez(copy / "more.npz", train_x=PIXELS[240:360])
     other = plan(copy, data="more.npz")
     assert other.workdir == work.workdir
-    with pytest.raises(ValueError, match=r"0001: .*data\.path.*more\.npz"):
+    with pytest.raises(ValueError, match=r"(?s)0001: .*data\.path.*more\.npz"):
         update_command.carry_out(other)
 
 
@@ -736,37 +739,34 @@ def test_the_command_prints_its_report_and_exits_by_it(
     options = dict.fromkeys(("old", "select", "reference", "average"))
     options |= dict.fromkeys(("join", "again", "accept_as_reference", "verbose"), False)
     options |= {"run": str(copy / "run"), "data": str(copy / "new.npz")}
-    options |= {"test": str(copy / "test.npz"), "average": "0.5", "verbose": True}
-    options["config"] = ml_collections.ConfigDict(config())
+    options |= {"test": str(copy / "test.npz"), "average": 0.5, "verbose": True}
+    options["config"] = ["--config.rows=200", "--config.evaluators.knn.k=5"]
     calls = []
 
     def carry_out(work, prepared, stop):
-        calls.append((work.options.average, prepared, stop()))
+        calls.append((work.options.average, work.options.rows, prepared, stop()))
         return report
 
     given = types.SimpleNamespace(**options)
-    monkeypatch.setattr(update_command.flags, "FLAGS", given)
     monkeypatch.setattr(update_command, "prepare", lambda work: "ready")
     monkeypatch.setattr(update_command, "carry_out", carry_out)
-    code = update_command.main(["update"])
+    code = update_command.main(given)
     assert code == (0 if accepted else update_command.ROLLED_BACK)
-    assert calls == [(0.5, "ready", False)]
+    assert calls == [(0.5, 200, "ready", False)]
     said = capsys.readouterr().out
     assert '"accepted": ' in said and "a limit" in said
-    given.average, given.verbose = "automatic", False
-    assert update_command.main(["update"]) == 2  # as it is checked later
-    assert "'automatic'" in capsys.readouterr().err
-    assert update_command.main(["update", "word"]) == 2
+    given.average, given.verbose = 1.5, False
+    assert update_command.main(given) == 2
+    assert "1.5" in capsys.readouterr().err
     # Another update that ended meanwhile.
     given.average = None
-    found = iter([str(copy / "run")])
-    real = lineage.find_current
-    monkeypatch.setattr(lineage, "find_current", lambda run: next(found, "another"))
-    assert update_command.main(["update"]) == 2 and len(calls) == 1
-    monkeypatch.setattr(lineage, "find_current", real)
+    found, real = iter([str(copy / "run")]), updates.find_current
+    monkeypatch.setattr(updates, "find_current", lambda run: next(found, "another"))
+    assert update_command.main(given) == 2 and len(calls) == 1
+    monkeypatch.setattr(updates, "find_current", real)
     # One that is done is told again, and is no failure.
-    monkeypatch.setattr(lineage, "read_report", lambda folder: report)
-    assert update_command.main(["update"]) == 0 and len(calls) == 1
+    monkeypatch.setattr(updates, "read_report", lambda folder: report)
+    assert update_command.main(given) == 0 and len(calls) == 1
     said = capsys.readouterr().out
     assert "--again" in said and '"accepted"' not in said
 
