@@ -14,13 +14,22 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from helpers import config_files, run_directories, toy
+from helpers import config_files, eval_toy, run_directories, toy
 from jaxcl import sharding
 from jaxcl.config import build, checks, resolve, sections
 from jaxcl.data import stream
 from jaxcl.evals import tsne
 from jaxcl.methods import two_view
-from jaxcl.run import cost, finish, job, log_file, metrics_log, result_file, train
+from jaxcl.run import (
+    cost,
+    evaluation,
+    finish,
+    job,
+    log_file,
+    metrics_log,
+    result_file,
+    train,
+)
 
 CONFIGS = sorted(pathlib.Path(__file__).parents[1].joinpath("configs").glob("*.py"))
 
@@ -404,3 +413,11 @@ def test_an_encoder_to_start_from_takes_images_of_as_many_channels(monkeypatch):
     ):
         with pytest.raises(ValueError, match=words):
             check(start, images, scenario)
+
+
+@pytest.mark.parametrize("asked", [None, True, False])
+def test_an_evaluator_waits_for_the_end_if_it_is_asked_to(asked):
+    parts = eval_toy.parts_of(embed=eval_toy.embed)
+    section = {"name": "knn", "last_only": asked}
+    made = evaluation.make({"a": section}, parts, None).evaluators["a"]
+    assert isinstance(made, evaluation.AtTheEnd) == bool(asked)

@@ -291,12 +291,14 @@ def counted(workdir, loss_of, untrained=False, **changes):
         return core.Result({"row": row}, {"count": float(len(judged))})
 
     def step(state, resident, batches, count):
+        step.calls += 1
         with jax.transfer_guard("allow"):
             now, begun = int(state.step), int(state.task_start)
             epoch = (now - begun) // work_steps(work, int(state.task))
             state = state.replace(step=sharding.replicate(np.int32(now + 1), work.mesh))
         return state, {"loss": np.float32([loss_of(now, epoch)])}
 
+    step.calls = 0
     work = toy.change(work, evaluators={"a": judge}, untrained=untrained)
     return work, step, judged
 
@@ -349,6 +351,7 @@ def test_an_evaluation_comes_every_few_steps_and_a_stop_before_it_is_kept(tmp_pa
     train.run_tasks(work, tmp_path, step=step)
     want = [*range(2, steps, 2), steps]
     assert judged == [(number, 0) for number in want]
+    assert step.calls == steps  # the stopped run had saved its own
 
 
 def test_a_loss_that_is_no_number_names_its_step_and_task(tmp_path):

@@ -2,6 +2,7 @@
 
 import functools
 
+import jax
 import pytest
 
 from helpers import run_directories, toy
@@ -83,6 +84,22 @@ def test_each_task_is_a_run_of_its_own(tmp_path, monkeypatch):
     single = single._replace(method=other)
     finish.single_tasks(work, tmp_path, stop="stop", step="a step")
     assert runs[-1][2] == "another step"
+
+
+@pytest.mark.parametrize("strategy", ["pnr", "finetune"])
+def test_a_task_alone_is_trained_by_the_base_without_its_strategy(tmp_path, strategy):
+    changes = SMALL | {"method.strategy": strategy}
+    with run_directories.untraced():
+        work = toy.job(tmp_path / "run", **changes)
+        single = work.evaluation.single_tasks(work)
+    assert single.evaluation.evaluators.keys() == {"knn"}
+    assert (single.method is work.method) == (strategy == "finetune")
+    with run_directories.untraced():
+        plain = toy.job(tmp_path / "plain", **SMALL | {"method.strategy": "finetune"})
+    state, like = (job.shapes(x.method, x.data)[0] for x in (single, plain))
+    assert jax.tree.structure(state) == jax.tree.structure(like)
+    theirs = work.evaluation.evaluators["knn"]
+    assert (single.evaluation.evaluators["knn"] is theirs) == (strategy == "finetune")
 
 
 def test_it_is_the_accuracy_of_the_base_alone(root, first):

@@ -771,6 +771,46 @@ def test_the_command_prints_its_report_and_exits_by_it(
     assert "--again" in said and '"accepted"' not in said
 
 
+@pytest.mark.parametrize(
+    ("accepted", "words", "outcome"),
+    [
+        (True, [gate.HARMLESS, gate.HARMLESS], gate.ACCEPTED),
+        (True, [gate.HARMLESS, gate.UNDECIDED], gate.ON_TRUST),
+        (True, [None], gate.ON_TRUST),
+        (False, [gate.HARMLESS, gate.HARMFUL], gate.REJECTED),
+        (False, [gate.UNDECIDED], gate.ROLLED_BACK),
+    ],
+)
+def test_the_outcome_is_noted_and_the_first_reference_kept(
+    copy, monkeypatch, accepted, words, outcome
+):
+    work = plan(copy, **{"limits.accuracy_drop": 1.0})
+    matrices = {str(i): {"verdict": word} for i, word in enumerate(words)}
+    report = {"accepted": accepted, "gate": {"matrices": matrices}}
+    first = {"knn/x": np.arange(200) % 2 > 0}
+    left = dict.fromkeys(
+        (gate.ACCEPTED, gate.ON_TRUST, gate.REJECTED, gate.ROLLED_BACK), 0.5
+    )
+    share = work.comparison.share._replace(left=left | {outcome: 0.125})
+    work = work._replace(comparison=work.comparison._replace(share=share))
+    update_command._close_comparison(work, report, first)
+    found = report["gate"]
+    assert (found["outcome"], found["left"]) == (outcome, 0.125)
+    assert found["judge"] == "0001/before" and found["on_trust"]
+    kept = references.read_reference(references.find_file(copy / "run"))
+    assert kept.run == str(copy / "run")
+    np.testing.assert_array_equal(kept.right["knn/x"], first["knn/x"])
+    # Answers of the reference: what is known, what the parent said, or anew.
+    said = []
+    monkeypatch.setattr(references, "read_answers", lambda path: said.append(path.name))
+    answer = update_command._answer_as_reference
+    assert answer(work._replace(comparison=None), None) == {}
+    known = work.comparison._replace(reference=kept)
+    assert answer(work._replace(comparison=known), None) is kept.right and not said
+    answer(work, None)
+    assert said == ["before"]
+
+
 def test_flags_change_the_recipe_of_an_encoder_option_by_option(tmp_path):
     (tmp_path / "card.json").write_text("{}")
     recipe = lineage.make_recipe({"encoder": {"name": "vit"}, "augment": {"size": 8}})
