@@ -421,3 +421,21 @@ def test_an_evaluator_waits_for_the_end_if_it_is_asked_to(asked):
     section = {"name": "knn", "last_only": asked}
     made = evaluation.make({"a": section}, parts, None).evaluators["a"]
     assert isinstance(made, evaluation.AtTheEnd) == bool(asked)
+
+
+@pytest.mark.parametrize("asked", [None, 1, 2, "task"])
+def test_batches_of_graphs_are_a_call_each(asked, tmp_path):
+    changes = {
+        "data": {"name": "rings_and_trees"},
+        "scenario": {"name": "growth", "evaluation": "none"},
+        "augment": {"name": "graphs"},
+        "encoder": {"name": "gcn", "width": 4, "layers": 1},
+        "method": {"name": "icl"},
+        "steps_per_call": asked,
+    }
+    if asked in (None, 1):
+        work = run_directories.untried(tmp_path, **changes)
+        assert work.loop.steps_per_call == 1 and work.data.graphs
+        return
+    with pytest.raises(ValueError, match="config.steps_per_call"):
+        run_directories.untried(tmp_path, **changes)
