@@ -253,6 +253,21 @@ def batch_of(method, parts=1, graph=False):
     return batch | ({"labelled": batch} if method.labelled else {})
 
 
+class Shapes(str):
+    """The shapes of a state, and the options that it is of."""
+
+    def __new__(cls, state, options):
+        leaves = [str(x) for x in jax.tree.leaves(state)]
+        made = super().__new__(cls, f"{jax.tree.structure(state)} {leaves}")
+        made.state, made.options = state, options
+        return made
+
+    def suit(self, options) -> bool:
+        """Whether other options have such a state: what differs is no size."""
+        values = [x for name, x in options.items() if self.options.get(name) != x]
+        return all(isinstance(x, float) for x in values)
+
+
 def of_method(make, options):
     """What a method does, in the order in which options are usually read."""
     options, calls = dict(options), []
@@ -263,12 +278,24 @@ def of_method(make, options):
         jax.random.key(0),
         batch_of(method, graph=parts.encoder == encoder("gin")),
     )
-    yield summary(method)
+
+    def steps(state):
+        widths = dict.fromkeys(method.batches_per_step(task) for task in tasks())
+        batches = [batch_of(method, width, "graph" in batch) for width in widths]
+        return [text(traced(method.step, state, rows)[0]) for rows in batches]
+
+    usual, found = (yield summary(method)), None
+    if isinstance(usual, Shapes) and usual.suit(options):  # `init` is half of a trace
+        with contextlib.suppress(Exception):  # as it is raised for the state below
+            found = steps(usual.state)
+    if found is not None:
+        yield usual
+        yield found
     program, state = traced(method.init, key, batch)
-    yield summary(jax.tree.structure(state)), [str(x) for x in jax.tree.leaves(state)]
-    for width in dict.fromkeys(method.batches_per_step(task) for task in tasks()):
-        rows = batch_of(method, width, "graph" in batch)
-        yield text(traced(method.step, state, rows)[0])
+    yield Shapes(state, options)
+    if found is None:
+        yield steps(state)
+        yield Shapes(state, options)
     yield text(program)
     images = batch.get("graph", np.zeros((2, 4, 4, 1), np.float32))
     for name in ("embed", "predict", "project"):
@@ -973,8 +1000,20 @@ def options_of(where):
 
 
 def differ(usual, others) -> bool:
-    """Whether an observation is another one; the first that is ends the search."""
-    return any(one != other for one, other in itertools.zip_longest(usual, others))
+    """Whether an observation is another one; the first that is ends the search.
+
+    Each of `others` is told what is usual at its place.
+    """
+    is_begun = False
+    for one in usual:
+        try:
+            other = others.send(one if is_begun else None)
+        except StopIteration:
+            return True
+        if one != other:
+            return True
+        is_begun = True
+    return next(others, None) is not None
 
 
 USUAL = {}
