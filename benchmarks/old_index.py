@@ -1,34 +1,35 @@
-"""A stored index after an update: the ways to go on with it, in one table.
+"""A stored index after an update: the ways to go on with it, as tables and a picture.
 
-  python benchmarks/old_index.py --streams outline digits --seeds 0 1 2 3 4
-  python benchmarks/old_index.py --streams cifar --cifar=cifar10.npz
-  python benchmarks/old_index.py --streams outline --rows finetune l2_sp cassle
+  python benchmarks/old_index.py --streams outline busy night digits cifar \
+      --cifar=cifar10.npz --seeds 0 1 2 3 4 --picture=index.png
+  python benchmarks/old_index.py --streams outline --network=vit --seeds 0 1 2 \
+      --rows finetune l2_sp:0.1 l2_sp:1 cassle lora:4
 
 A small network learns some images by SimCLR; an update teaches it others. The index
 holds images of both kinds, embedded before. Streams:
 
-- outline, busy, night: silhouettes that are filled, then of that kind; a network of
-  three convolutions. The others have a Vision Transformer.
+- outline, busy, night: silhouettes that are filled, then of that kind, 1,000 each.
 - digits: digits as they are and inverted, then a quarter turned.
-- cifar: five classes of CIFAR-10, then the other five, 300 images of each; the file has
-  train_x, train_y, test_x and test_y.
+- cifar: five classes of CIFAR-10, then the other five, 300 images of each, at 16
+  pixels; the file has train_x, train_y, test_x and test_y.
 
 A quarter of the train images are the pairs that fit a map, the others are the index,
-the test images are the queries. It prints the share of the ten nearest that have the
+the test images are the queries. Tables have the share of the ten nearest that have the
 query's class, and the share of the neighbours that an index embedded again would give,
-in percent. `--rows` compares ways to train the update, see keep_old.py. The same
-command resumes; embeddings stay in --out. `--picture=FILE` draws the shares.
+in percent. Each row updates in another way: `run` continues the run with its heads;
+the others begin with the encoder alone, by a strategy and its weight, or by LoRA and
+its rank, which needs `--network=vit`. The same command resumes; all files are in --out.
 """
 
 import argparse
+import json
+import os
 import pathlib
 import shutil
-from types import SimpleNamespace
 
-import keep_old
 import numpy as np
 
-from jaxcl.config import build, files
+from jaxcl.config import build, own_images
 from jaxcl.data import sources
 from jaxcl.index import drift, maps, order
 from jaxcl.run import finish, folder
@@ -38,7 +39,26 @@ from jaxcl.weights import encoder, export
 K = 10
 KINDS = ("outline", "busy", "night")
 STREAMS = (*KINDS, "digits", "cifar")
-SHARES = (0.05, 0.1, 0.25, 0.5, 0.75)
+SHARES = (0.05, 0.1, 0.25, 0.5)
+NETWORKS = {
+    "conv_net": {"name": "conv_net", "width": 16},
+    "vit": {
+        "name": "vit", "width": 48, "layers": 2, "heads": 3, "hidden": 96, "patch": 4,
+        "image_size": 24, "features": "mean",
+    },
+}  # fmt: skip
+QUIET = {"progress": False, "plots": False, "tensorboard": False}
+AUGMENT = {
+    "shapes": {"scale": (0.7, 1.0), "grayscale": 1.0},
+    "digits": {"scale": (0.7, 1.0), "flip": 0.0},
+    "cifar": {},
+}
+# Strategy -> the option that the number behind its name sets.
+NUMBERS = {
+    "finetune": ("optimizer", "lr"), "pnr": ("optimizer", "lr"),
+    "l2_sp": ("method", "alpha"), "lwf_features": ("method", "weight"),
+    "cassle": ("method", "weight"), "lora": ("tuning", "lora_rank"),
+}  # fmt: skip
 
 
 def read_stream(args, name) -> tuple[np.ndarray, ...]:
@@ -52,10 +72,10 @@ def read_stream(args, name) -> tuple[np.ndarray, ...]:
         return x, y, y >= 5, test, label
     if name == "digits":
         looks = ("plain", "inverted", "rotated")
-        data = sources.load("digits_in_looks", size=16, channels=3, looks=looks)
+        data = sources.load("digits_in_looks", size=8, looks=looks)
         first_new = 2
     else:
-        data = sources.load("shapes", domains=("plain", name), size=16)
+        data = sources.load("shapes", domains=("plain", name), size=24)
         first_new = 1
     train, test = data.train, data.test
     is_new = train.domain >= first_new
@@ -63,32 +83,38 @@ def read_stream(args, name) -> tuple[np.ndarray, ...]:
 
 
 def _first(images, label, count):
+    """Return the first images of each class, at half of their size."""
     rows = np.concatenate([np.flatnonzero(label == c)[:count] for c in range(10)])
-    return images[rows], label[rows]
+    pairs = images[rows].reshape(len(rows), 16, 2, 16, 2, 3)
+    return pairs.mean(axis=(2, 4)).astype(np.uint8), label[rows]
+
+
+def find_place(args, stream, row, seed) -> pathlib.Path:
+    """Return the folder of an update."""
+    return pathlib.Path(args.out, args.network, stream, row, f"seed_{seed}")
 
 
 def embed_both(args, stream, row, seed) -> dict[str, np.ndarray]:
     """Embed all images before and after an update; train what is not there yet."""
-    place = pathlib.Path(args.out, stream, row, f"seed_{seed}")
+    place = find_place(args, stream, row, seed)
     saved = place / "embeddings.npz"
     if not saved.exists():
         x, y, is_new, test, label = read_stream(args, stream)
         place.mkdir(parents=True, exist_ok=True)
         np.savez(place / "new.npz", train_x=x[is_new])
         first = pretrain(args, stream, x[~is_new], seed)
-        if not (place / "encoder").exists():
-            shutil.copytree(first, place / "encoder")
-        asked = SimpleNamespace(epochs=args.epochs)
-        config = keep_old.make_update(asked, row, seed, 0) | {"rows": 40}
-        if stream in KINDS:
-            config["train"] |= {"tuning": None, "batch_size": 32}
+        copy = place / "copy"
+        if not copy.exists():
+            source = first / ("run" if row == "run" else "encoder")
+            shutil.copytree(source, place / "part", dirs_exist_ok=True)
+            os.replace(place / "part", copy)
         section = {"name": "npz", "path": str(place / "new.npz")}
-        work = plan.make_plan(str(place / "encoder"), section, config)
+        work = plan.make_plan(str(copy), section, make_update(args, stream, row, seed))
         if lineage.read_report(work.workdir) is None:
             command.carry_out(work)
-        export.export(str(place / "encoder"), str(place / "export"), force=True)
+        export.export(str(copy), str(place / "export"), force=True)
         rows = {"label": y, "test_label": label, "is_new": is_new}
-        for when, where in (("before", first), ("after", place / "export")):
+        for when, where in (("before", first / "encoder"), ("after", place / "export")):
             net = encoder.load_encoder(where)
             rows |= {when: net.embed(x), f"test_{when}": net.embed(test)}
         np.savez(saved, **rows)
@@ -96,31 +122,57 @@ def embed_both(args, stream, row, seed) -> dict[str, np.ndarray]:
         return dict(data)
 
 
+def make_update(args, stream, row, seed) -> dict:
+    """Make the config of an update by a row of the table."""
+    config = {"rows": 40, "limits": {"accuracy_drop": None}}
+    train: dict = {"epochs": args.epochs, **QUIET}
+    if row == "run":
+        return config | {"train": train}
+    name, _, number = row.partition(":")
+    strategy = "finetune" if name == "lora" else name
+    train |= {"seed": seed, "batch_size": find_batch(stream), "tuning": None}
+    train["optimizer"] = {"lr": 1e-3}
+    train["augment"] = AUGMENT[find_kind(stream)]
+    train["method"] = {"strategy": strategy, "hidden_dim": 128, "output_dim": 64}
+    if name in ("cassle", "pnr"):
+        train["method"]["distill_hidden_dim"] = 128
+    if name == "l2_sp":
+        train["optimizer"]["weight_decay"] = 0.0
+    if name == "lora":
+        train["tuning"] = {"lora_rank": 8, "lora_on": "all", "open_layers": 0}
+    if number:
+        section, option = NUMBERS[name]
+        value = int(number) if option == "lora_rank" else float(number)
+        train[section][option] = value
+    return config | {"train": train}
+
+
+def find_kind(stream) -> str:
+    """Return the kind of a stream's images."""
+    return "shapes" if stream in KINDS else stream
+
+
+def find_batch(stream) -> int:
+    """Return the batch size of a stream."""
+    return 32 if stream in KINDS else 64
+
+
 def pretrain(args, stream, images, seed) -> pathlib.Path:
-    """Train an encoder on the old images; return its folder."""
-    kind = "shapes" if stream in KINDS else stream
-    place = pathlib.Path(args.out, f"old_{kind}", f"seed_{seed}")
+    """Train an encoder on the old images; return the folder of the run and of it."""
+    kind = find_kind(stream)
+    place = pathlib.Path(args.out, args.network, f"old_{kind}", f"seed_{seed}")
     if not (place / "encoder" / folder.CARD).exists():
         place.mkdir(parents=True, exist_ok=True)
         np.savez(place / "old.npz", train_x=images)
-        config = files.read_config(["--config=keep_fresh"])
-        config.update(seed=seed, epochs=2 * args.epochs, batch_size=keep_old.BATCH)
-        config.update(keep_old.QUIET)
-        config.data = {"name": "npz", "path": str(place / "old.npz")}
-        config.scenario.evaluation = "none"
-        config.augment.update(size=16, resize=16, flip=0.5 * (stream == "cifar"))
-        if kind == "shapes":  # of which the transformer learns nothing in this time
-            config.augment.update(scale=(0.7, 1.0), grayscale=1.0)
-            config.encoder = {"name": "conv_net", "width": 16}
-            config.batch_size = 32
-        else:
-            config.encoder.update(image_size=16, **keep_old.SIZES)
-        config.method.update(keep_old.HEADS)
-        config.schedule.update(warmup_epochs=0)
+        section = {"name": "npz", "path": str(place / "old.npz")}
+        config = own_images.config(section, encoder=NETWORKS[args.network])
+        config.update(seed=seed, epochs=3 * args.epochs, **QUIET)
+        config.batch_size = find_batch(stream)
         config.evaluators = {}
+        config.augment.update(AUGMENT[kind])
         finish.run_job(build.build(config, place / "run"), place / "run")
         export.export(str(place / "run"), str(place / "encoder"), force=True)
-    return place / "encoder"
+    return place
 
 
 def measure(rows, seed) -> dict[str, tuple[float, float]]:
@@ -161,20 +213,50 @@ def measure(rows, seed) -> dict[str, tuple[float, float]]:
     }
 
 
-def write_table(found) -> str:
-    """Write the means and standard errors over seeds: streams are columns."""
-    names = [*found]
-    lines = ["| | " + " | ".join(f"{x}: class | neighbours" for x in names) + " |"]
-    lines += ["|---|" + "---:|" * (2 * len(names))]
-    for way in next(iter(found.values()))[0]:
-        cells = []
-        for name in names:
-            values = np.array([one[way] for one in found[name]])
-            mean, count = values.mean(axis=0), len(values)
-            error = values.std(axis=0, ddof=1) / count**0.5 if count > 1 else 0 * mean
-            cells += [f"{m:.1f} ± {e:.1f}" for m, e in zip(mean, error, strict=True)]
-        lines.append(f"| {way} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+def measure_all(args) -> dict[str, list[dict]]:
+    """Return the shares of each stream and row, a dict for each seed; see `measure`."""
+    found: dict[str, list] = {}
+    for seed in args.seeds:
+        for stream in args.streams:
+            for row in args.rows:
+                place = find_place(args, stream, row, seed)
+                saved = place / "measured.json"
+                if not saved.exists():
+                    one = measure(embed_both(args, stream, row, seed), seed)
+                    saved.write_text(json.dumps(one))
+                one = json.loads(saved.read_text())
+                name = stream if args.rows == ["run"] else row
+                found.setdefault(name, []).append(one)
+        text = write_tables(found)
+        pathlib.Path(args.out, "tables.md").write_text(text + "\n")
+        print(
+            f"\nseeds {args.seeds[: args.seeds.index(seed) + 1]}\n\n{text}", flush=True
+        )
+        if args.picture:
+            draw(found, args.picture)
+    return found
+
+
+def write_tables(found) -> str:
+    """Write the means and standard errors over seeds: streams or rows are columns."""
+    titles = ("of the query's class, %", "of the new neighbours, %")
+    tables = []
+    for number, title in enumerate(titles):
+        lines = [
+            f"| {' | '.join([title, *found])} |",
+            "|---" + "|---:" * len(found) + "|",
+        ]
+        for way in next(iter(found.values()))[0]:
+            cells = [show([x[way][number] for x in seeds]) for seeds in found.values()]
+            lines.append(f"| {way} | {' | '.join(cells)} |")
+        tables.append("\n".join(lines))
+    return "\n\n".join(tables)
+
+
+def show(values) -> str:
+    """Show the mean and the standard error of some percents."""
+    error = np.std(values, ddof=1) / len(values) ** 0.5 if len(values) > 1 else 0
+    return f"{np.mean(values):.1f} ± {error:.1f}"
 
 
 def draw(found, path) -> None:
@@ -217,30 +299,19 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     made.add_argument("--streams", nargs="+", default=[*KINDS], choices=STREAMS)
-    made.add_argument("--rows", nargs="+", default=["finetune"], choices=keep_old.ROWS)
+    made.add_argument("--rows", nargs="+", default=["run"], help="run, or NAME:NUMBER")
     made.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
-    made.add_argument("--epochs", type=int, default=15, help="of an update")
+    made.add_argument("--network", default="conv_net", choices=NETWORKS)
+    made.add_argument("--epochs", type=int, default=10, help="of an update")
     made.add_argument("--cifar", help="file of CIFAR-10")
-    made.add_argument("--out", default="runs/old_index", help="folder of the runs")
+    made.add_argument("--out", default="runs/old_index", help="folder of all files")
     made.add_argument("--picture", help="file of the picture")
     return made
 
 
 def main(argv=None) -> dict:
-    """Print the table; return its numbers."""
-    args = parser().parse_args(argv)
-    found: dict[str, list] = {}
-    for seed in args.seeds:
-        for stream in args.streams:
-            for row in args.rows:
-                name = f"{stream} {row}" if len(args.rows) > 1 else stream
-                one = measure(embed_both(args, stream, row, seed), seed)
-                found.setdefault(name, []).append(one)
-        print(f"\nseeds {args.seeds[: args.seeds.index(seed) + 1]}\n")
-        print(write_table(found), flush=True)
-    if args.picture:
-        draw(found, args.picture)
-    return found
+    """Print the tables after each seed; return their numbers."""
+    return measure_all(parser().parse_args(argv))
 
 
 if __name__ == "__main__":

@@ -362,6 +362,109 @@ def test_a_refreshed_part_is_what_the_encoder_embeds(root, tmp_path, capsys):
     assert "upgrade" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("suffix", [".npy", ".parquet"])
+def test_vectors_by_two_encoders_suffice_without_a_run(root, tmp_path, capsys, suffix):
+    before, after = np.load(root / "old.npy"), np.load(root / "after.npy")
+    names = [f"image {i}" for i in range(ROWS)]
+    mixed = np.random.default_rng(0).permutation(PAIRS)
+    new_rows = after[:PAIRS] if suffix == ".npy" else after[mixed]
+    old = write_as(suffix, tmp_path / "clip", before[:PAIRS], names[:PAIRS])
+    new = write_as(suffix, tmp_path / "dino", new_rows, [names[i] for i in mixed])
+    np.save(tmp_path / "y.npy", np.arange(PAIRS) % 3)
+    kit_folder, labels = tmp_path / "kit", f"--labels={tmp_path / 'y.npy'}"
+    assert (
+        run("fit", f"--old={old}", f"--new={new}", f"--out={kit_folder}", labels) == 0
+    )
+    assert "clip" not in (printed := capsys.readouterr().out) and "class" in printed
+    left = kit.read_kit(kit_folder)
+    assert (left.source, left.target) == ("clip", "dino")
+    assert left.ways["all"]["precision"][0] < 0.5  # these labels mean nothing
+    words = [f"--run={kit_folder}", f"--vectors={root / 'old.npy'}"]
+    mapped = tmp_path / "mapped.npy"
+    assert run("upgrade", *words, f"--out={mapped}") == 0
+    queries = np.arange(PAIRS, ROWS)
+    near = [
+        np.asarray(upgrade.drift.find_neighbours(after[queries], index, 5))
+        for index in (np.load(mapped), after, np.roll(after, 1, axis=0))
+    ]
+    assert maps.share_found(near[0], near[1]).mean() > 0.35
+    assert maps.share_found(near[2], near[1]).mean() < 0.1
+    assert run("map", words[0], f"--out={tmp_path / 'map.safetensors'}") == 0
+    assert maps.read_map(tmp_path / "map.safetensors")[1]["target"] == "dino"
+    # What the user embeds again, in the order of the plan, replaces what was mapped.
+    words[1] = f"--vectors={mapped}"
+    assert run("plan", *words, f"--out={tmp_path / 'plan.csv'}") == 0
+    first = command.read_plan(str(tmp_path / "plan.csv"), "20%")
+    np.save(tmp_path / "fresh.npy", after[[int(x) for x in first]])
+    (tmp_path / "first.txt").write_text("".join(f"{x}\n" for x in first))
+    fresh = f"--embedded={tmp_path / 'fresh.npy'}"
+    listed = f"--embedded-ids={tmp_path / 'first.txt'}"
+    newer = tmp_path / "newer.npy"
+    assert run("refresh", *words, fresh, listed, f"--out={newer}") == 0
+    again = sorted(int(x) for x in first)
+    others = np.setdiff1d(np.arange(ROWS), again)
+    np.testing.assert_allclose(
+        np.load(newer)[again], twins.unit(after[again]), atol=1e-5
+    )
+    np.testing.assert_array_equal(np.load(newer)[others], np.load(mapped)[others])
+    song = f"--canary={newer}.canary.safetensors"
+    assert run("check", f"--vectors={newer}", song) == 0
+    capsys.readouterr()
+    images = [f"--images={root / 'digits.npz'}", f"--plan={tmp_path / 'plan.csv'}"]
+    assert run("refresh", *words, *images, f"--out={tmp_path / 'x.npy'}") == 2
+    assert "--embedded" in capsys.readouterr().err
+    assert run("refresh", *words, fresh, f"--out={tmp_path / 'x.npy'}") == 2
+    assert "--embedded-ids" in capsys.readouterr().err
+    np.save(tmp_path / "fresh.npy", before[:, :2].repeat(8, 1)[: len(first)])
+    assert run("refresh", *words, fresh, listed, f"--out={tmp_path / 'x.npy'}") == 2
+    assert "--embedded" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("case", "match"),
+    [
+        ("rows", "--new=.*299.*300"),
+        ("few", "--old=.*31 pairs.*at least 32"),
+        ("nan", "--new=.*ids 4, 9, 17"),
+        ("names", "--source='a'"),
+        ("blank", "--target='b c'"),
+        ("ids", r"--new=.*lacks 2 .*y, z"),
+        ("labels", "--labels=.*300"),
+        ("neighbours", "--neighbours=0"),
+        ("exists", "--out="),
+    ],
+)
+def test_pairs_that_fit_no_map_are_refused(root, tmp_path, capsys, case, match):
+    old, new = (np.load(root / x)[:PAIRS] for x in ("old.npy", "after.npy"))
+    suffix, extra, ids = ".npy", [], [str(i) for i in range(PAIRS)]
+    old_ids = ids.copy()
+    if case == "rows":
+        new = new[1:]
+    elif case == "few":
+        old, new = old[:31], new[:31]
+    elif case == "nan":
+        new[[4, 9, 17, 20]] = np.nan
+    elif case == "names":
+        extra = ["--source=a", "--target=a"]
+    elif case == "blank":
+        extra = ["--target=b c"]
+    elif case == "ids":
+        suffix, old_ids[5:7] = ".parquet", ["y", "z"]
+    elif case == "labels":
+        np.save(tmp_path / "y.npy", np.zeros(5, int))
+        extra = [f"--labels={tmp_path / 'y.npy'}"]
+    elif case == "neighbours":
+        extra = ["--neighbours=0"]
+    elif case == "exists":
+        (tmp_path / "kit").mkdir()
+    old = write_as(suffix, tmp_path / "old", old, old_ids)
+    new = write_as(suffix, tmp_path / "new", new, ids)
+    words = [f"--old={old}", f"--new={new}", f"--out={tmp_path / 'kit'}"]
+    assert run("fit", *words, *extra) == 2
+    text = capsys.readouterr().err
+    assert re.search(match, text) and text.count("\n") == 1, text
+
+
 def test_a_canary_falls_silent_where_index_and_encoder_part(root, tmp_path, capsys):
     new = tmp_path / "new.npy"
     words = [f"--run={root / 'run'}", f"--vectors={root / 'old.npy'}"]

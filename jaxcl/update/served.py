@@ -10,7 +10,6 @@ from etils import epath
 
 from jaxcl.config import build
 from jaxcl.index import drift, kit, maps
-from jaxcl.index import ways as ways_lib
 from jaxcl.run import results as results_lib
 from jaxcl.update import plan
 
@@ -55,23 +54,19 @@ def compare(work: plan.Plan, before: OldImages, folder: epath.PathLike) -> Compa
     after = np.asarray(embedder.embed(rows))
     label = embedder.examples.label[rows]
     known = len(np.unique(label[label >= 0])) > 1 and (label >= 0).all()
-    measured = ways_lib.measure_ways(
-        before.rows, after, label=label if known else None, k=k
+    served, measured = kit.fit_kit(
+        before.rows,
+        after,
+        list_ids(embedder.examples, rows, work.old["data"]),
+        source=before.encoder,
+        target=kit.name_encoder(embedder.source),
+        images=_digest([work.old["data"], embedder.size]),
+        label=label if known else None,
+        k=k,
     )
     moved = drift.measure_drift(before.rows, after, k=k)
     moved["adapters"] = {one.kind: one.recall for one in measured.back}
-    forward, back = measured.forward, measured.back[0]
-    arrays = maps.fit(before.rows, after, forward.kind, forward.options)
-    served = kit.Kit(
-        before.encoder,
-        kit.name_encoder(embedder.source),
-        np.asarray(before.rows),
-        after,
-        list_ids(embedder.examples, rows, work.old["data"]),
-        _digest([work.old["data"], embedder.size]),
-        forward._replace(arrays=arrays),
-        measured.ways,
-    )
+    back = measured.back[0]
     adapter = maps.fit(after, before.rows, back.kind, back.options)
     moved = results_lib.to_json(moved) | {"rows": len(after)}
     return Comparison(moved, measured.ways, adapter, served)

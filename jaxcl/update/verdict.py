@@ -95,7 +95,7 @@ def _say_recall(moved) -> str:
     )
 
 
-def _say_ways(ways: dict) -> list[str]:
+def say_ways(ways: dict) -> list[str]:
     """Say what each way to go on with the index gives, and what to do until then."""
     measure = "precision" if "precision" in ways["all"] else "neighbours"
     what = "of the query's class" if measure == "precision" else "found"
@@ -214,7 +214,7 @@ def write_sentences(report: dict) -> str:
         )
     if report["drift"]:
         lines.append(_say_recall(report["drift"]))
-        lines += _say_ways(report["ways"]) if "ways" in report else []
+        lines += say_ways(report["ways"]) if "ways" in report else []
     advice = _INDEX[report["index"]] if report["accepted"] else "stays as it is"
     lines.append(f"Search index: {advice}.")
     broken = (f"Limit broken: {sentence}." for sentence in report["broken"])
