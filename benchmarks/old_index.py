@@ -43,7 +43,7 @@ SHARES = (0.05, 0.1, 0.25, 0.5)
 NETWORKS = {
     "conv_net": {"name": "conv_net", "width": 16},
     "vit": {
-        "name": "vit", "width": 48, "layers": 2, "heads": 3, "hidden": 96, "patch": 4,
+        "name": "vit", "width": 48, "layers": 2, "heads": 3, "hidden": 96, "patch": 6,
         "image_size": 24, "features": "mean",
     },
 }  # fmt: skip
@@ -169,6 +169,8 @@ def pretrain(args, stream, images, seed) -> pathlib.Path:
         config.update(seed=seed, epochs=3 * args.epochs, **QUIET)
         config.batch_size = find_batch(stream)
         config.evaluators = {}
+        if args.network == "vit":
+            config.update(scale_lr=False, optimizer={"lr": 1e-3})
         config.augment.update(AUGMENT[kind])
         finish.run_job(build.build(config, place / "run"), place / "run")
         export.export(str(place / "run"), str(place / "encoder"), force=True)

@@ -212,23 +212,56 @@ def test_a_killed_upgrade_goes_on_where_it_stopped(
         command.upgrade_file(*words)(lambda: False)
 
 
-def test_a_full_disk_keeps_what_was_written(root, tmp_path, small_blocks):
-    words = [str(root / "run"), str(root / "old.npy"), str(tmp_path / "new.npy")]
-    work, limits = (
-        command.upgrade_file(*words),
-        resource.getrlimit(resource.RLIMIT_FSIZE),
-    )
-    resource.setrlimit(resource.RLIMIT_FSIZE, (9000, limits[1]))
+@pytest.mark.parametrize(("suffix", "most"), [(".npy", 9000), (".parquet", 46_000)])
+def test_a_full_disk_keeps_what_was_written(
+    root, tmp_path, small_blocks, capsys, suffix, most
+):
+    out = tmp_path / f"new{suffix}"
+    words = [f"--run={root / 'run'}", f"--vectors={root / 'old.npy'}", f"--out={out}"]
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
     try:
-        with pytest.raises(OSError, match="free there") as full:
-            work(lambda: False)
+        assert run("upgrade", *words) == 1
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert full.value.filename == f"{words[2]}.part"
-    with pytest.raises(train.Interrupted):
-        work(lambda: True)
+    text = capsys.readouterr().err
+    assert f"{out}.part" in text and "free there" in text and "continues" in text
+    written = pathlib.Path(f"{out}.part").stat().st_size
+    assert 0 < written <= most
+    work = command.upgrade_file(str(root / "run"), str(root / "old.npy"), str(out))
+    if suffix == ".npy":
+        with pytest.raises(train.Interrupted):
+            work(lambda: True)
+        assert pathlib.Path(f"{out}.part").stat().st_size > written
     work(lambda: False)
-    assert len(np.load(words[2])) == ROWS
+    arrays = kit.read_kit(root / "run/updates/0001").fitted.arrays
+    want = maps.map_features(arrays, np.load(root / "old.npy"))
+    np.testing.assert_allclose(read_rows(str(out)), want, atol=1e-5)
+
+
+@pytest.mark.parametrize("killed_at", [1, 2])
+def test_a_stopped_refresh_goes_on(root, tmp_path, monkeypatch, killed_at):
+    """It stops after it embedded images, or after it replaced the first vectors."""
+    words = [f"--run={root / 'run'}", f"--vectors={root / 'old.npy'}"]
+    assert run("upgrade", *words, f"--out={tmp_path / 'new.npy'}") == 0
+    words[1] = f"--vectors={tmp_path / 'new.npy'}"
+    assert run("plan", *words, f"--out={tmp_path / 'plan.csv'}") == 0
+    monkeypatch.setattr(vectors, "BLOCK", 4096)
+    names = [root / "run", tmp_path / "new.npy", root / "digits.npz"]
+    names = [*map(str, [*names, tmp_path / "plan.csv"]), "40%"]
+    out, calls = tmp_path / "newer.npy", iter(range(1, 99))
+    work = command.refresh_file(*names, str(out))
+    with pytest.raises(train.Interrupted):
+        work(lambda: next(calls) == killed_at)
+    assert not out.exists()
+    command.refresh_file(*names, str(out))(lambda: False)
+    again = sorted(int(x) for x in command.read_plan(names[3], names[4]))
+    want = np.load(tmp_path / "new.npy")
+    want[again] = twins.unit(np.load(root / "after.npy")[again])
+    np.testing.assert_allclose(np.load(out), want, atol=1e-4)
+    left = {x.name for x in tmp_path.iterdir() if x.name.startswith("newer")}
+    assert left == {"newer.npy", *(f"newer.npy.{x}" for x in ("json", "version.npy",
+                                   "canary.safetensors"))}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -513,50 +546,52 @@ def test_a_canary_falls_silent_where_index_and_encoder_part(root, tmp_path, caps
     assert run("check", f"--vectors={new}", f"--canary={new}") == 2
 
 
-def test_a_chain_of_updates_is_composed_or_mapped_at_once(tmp_path):
+def test_a_chain_of_updates_is_composed_or_mapped_at_once(tmp_path, capsys):
     rng = np.random.default_rng(2)
     spaces = [np.float32(twins.unit(rng.normal(size=(800, 8))))]
-    for width in (9, 7):  # each update loses directions and adds noise
+    for width in (9, 10, 7):  # each update loses directions and adds noise
         turn = rng.normal(size=(spaces[-1].shape[1], width))
         turned = twins.unit(spaces[-1] @ turn)
         spaces.append(np.float32(turned + 0.1 * rng.normal(size=turned.shape)))
-    names = ("first", "second", "third")
+    names = ("e3", "e5", "e6", "e7")
     kits = [
         make_kit(spaces[i][:400], spaces[i + 1][:400], names[i], names[i + 1])
-        for i in range(2)
+        for i in range(3)
     ]
-    routes = upgrade.make_routes(kits, k=5)
-    assert {*routes} == {"first", "second"}
-    first = routes["first"]
-    assert len(routes["second"].chain) == 1 and 0 < first.composed < 1
-    assert len(first.chain) == (1 if first.direct >= first.composed else 2)
-    apart = [kits[0], kits[1]._replace(images="others")]
-    composed = upgrade.make_routes(apart, k=5)["first"]
-    assert len(composed.chain) == 2 and composed.direct is None
+    routes = upgrade.make_routes(kits, sources=("e3", "e6"))
+    assert {*routes} == {"e3", "e6"} and len(routes["e6"].chain) == 1
+    first = routes["e3"]
+    assert len(first.chain) == (1 if first.direct >= first.composed else 3)
+    held = np.arange(400) % 4 == 3  # what composed maps find, by hand
+    rows, new = spaces[0][:400][held], twins.unit(spaces[3][:400][held])
+    for one in kits:
+        rows = maps.map_features(one.fitted.arrays, rows)
+    near = [
+        np.argsort(-(new @ index.T) + 9 * np.eye(100), axis=1)[:, :10]
+        for index in (rows, new)
+    ]
+    found = np.mean([len({*a} & {*b}) / 10 for a, b in zip(*near, strict=True)])
+    np.testing.assert_allclose(first.composed, found, atol=0.01)
+    apart = [kits[0], *(one._replace(images="others") for one in kits[1:])]
+    composed = upgrade.make_routes(apart)["e3"]
+    assert len(composed.chain) == 3 and composed.direct is None
     want = spaces[0][400:]
     for one in kits:
         want = maps.map_features(one.fitted.arrays, want)
     np.testing.assert_array_equal(composed.apply(spaces[0][400:]), want)
-    # A file with vectors of both, and of the last itself.
-    leave_update(tmp_path / "run", apart)
-    mixed = vectors.Table(
-        "here",
-        3,
-        8,
-        np.dtype("f4"),
-        vectors.Ids(None, 3, ""),
-        [],
-        np.zeros(3, "u2"),
-        lambda _: [],
-    )
-    assert upgrade.list_versions(mixed, "first")[0] == [vectors.Version("first")]
     path = tmp_path / "old.npy"
     np.save(path, spaces[0][400:])
-    words = [f"--run={tmp_path / 'run'}", f"--vectors={path}", "--source=first"]
-    assert run("upgrade", *words, f"--out={tmp_path / 'new.npy'}") == 0
-    np.testing.assert_allclose(np.load(tmp_path / "new.npy"), want, atol=1e-5)
-    (version,) = vectors.open_table(str(tmp_path / "new.npy")).versions
-    assert version == ("third", "first", composed.name()) and "+" in version.by
+    for name, chain, said in (
+        ("joined", kits, f"{100 * first.composed:.0f} %"),
+        ("apart", apart, f"{100 * kits[1].fitted.recall:.0f} %"),
+    ):
+        leave_update(tmp_path / name, chain)
+        words = [f"--run={tmp_path / name}", f"--vectors={path}", "--source=e3"]
+        assert run("upgrade", *words, f"--out={tmp_path / name}.npy") == 0
+        assert said in capsys.readouterr().out  # what the chain loses
+    np.testing.assert_allclose(np.load(f"{tmp_path}/apart.npy"), want, atol=1e-5)
+    (version,) = vectors.open_table(f"{tmp_path}/apart.npy").versions
+    assert version == ("e7", "e3", composed.name()) and version.by.count("+") == 2
 
 
 @pytest.mark.parametrize("kind", [*maps.KINDS, "rank"])

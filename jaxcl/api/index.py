@@ -204,20 +204,26 @@ def upgrade_file(
     vectors.check_suffix(out, "--out")
     if _lacks_canary(out):
         return lambda stop: [_write_canary(run, out, ids)]
-    routes = upgrade.make_routes(kits)
     source = source or kits[-1].source
-    if source not in routes:
-        raise Refused(f"--source={source}: must be one of {', '.join(routes)}")
+    names = [one.source for one in kits]
+    if source not in names:
+        raise Refused(f"--source={source}: must be one of {', '.join(names)}")
     if not table.versions:
         first = next(one for one in kits if one.source == source)
         upgrade.check_belongs(table, first.before)
     target = kits[-1].target
+    sources = {x.encoder for x in table.versions} or {source}
+    if unknown := sorted(sources - {*names, target}):
+        raise Refused(
+            f"--vectors={path}: vectors are of encoder {unknown[0]}; there are maps "
+            f"from {', '.join(names)} to {target}"
+        )
 
     def work(stop):
+        routes = upgrade.make_routes(kits, sources=sources)
         upgrade.upgrade(table, out, target, routes, source=source, stop=stop)
         lines = [f"{table.rows:,} vectors are in {out}, now of encoder {target}"]
-        before = {x.encoder for x in table.versions} or {source}
-        lines += [_say_route(routes[x]) for x in sorted(before - {target})]
+        lines += [_say_route(routes[x]) for x in sorted(sources - {target})]
         lines.append(_write_canary(run, out, ids))
         return lines
 
@@ -227,7 +233,14 @@ def upgrade_file(
 def _say_route(route: upgrade.Route) -> str:
     """Say how vectors of an encoder were mapped, and what composing maps lost."""
     if route.composed is None:
-        return f"from {route.source}: by {len(route.chain)} map(s) {route.name()}"
+        shares = ", ".join(f"{100 * x:.0f} %" for x in route.recalls)
+        text = f"from {route.source}: by {route.name()}"
+        if len(route.chain) == 1:
+            return f"{text}, which finds {shares} of the new neighbours"
+        return (
+            f"{text}; each map alone finds {shares} of its new neighbours. What they "
+            "lose together is not measured: the updates compared different images"
+        )
     how = "one map of its own" if len(route.chain) == 1 else "composed maps"
     return (
         f"from {route.source}: by {how}; of the new neighbours composed maps find "
