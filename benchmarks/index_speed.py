@@ -109,8 +109,8 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def main(argv=None) -> None:
-    """Print one line of numbers."""
+def main(argv=None) -> dict[str, float]:
+    """Print one line of numbers; return them."""
     args = parser().parse_args(argv)
     place = pathlib.Path(args.out)
     if place.exists():
@@ -129,6 +129,7 @@ def main(argv=None) -> None:
         copied = time_copy(path, place / "copy.npy")
         seconds, cpu, memory = upgrade(place, path)
         again = time_copy(path, place / "copy.npy")
+        result = {"seconds": seconds, "cpu": cpu, "memory": memory, "copy": copied}
         print(
             f"{args.rows:,} x {args.width} {args.dtype}, {size / 1e9:.1f} GB: "
             f"{seconds:.0f} s, {cpu:.0f} s of CPU, {memory:.0f} MiB at most "
@@ -136,6 +137,7 @@ def main(argv=None) -> None:
             f"{least[2]:.0f} MiB); a copy took {copied:.0f} s before and {again:.0f} s "
             f"after; load {os.getloadavg()[0]:.0f} on {os.cpu_count()} CPU cores"
         )
+        return result
     finally:
         shutil.rmtree(place)
 

@@ -1,7 +1,8 @@
 """A stored index after an update: the ways to go on with it, as tables and a picture.
 
   python benchmarks/old_index.py --streams outline busy night digits cifar \
-      --cifar=cifar10.npz --seeds 0 1 2 3 4 --picture=index.png
+      --cifar=cifar10.npz --seeds 0 1 2 3 4 --page=docs/index_upgrade.md \\
+      --picture=docs/images/index_upgrade.png
   python benchmarks/old_index.py --streams outline --network=vit --seeds 0 1 2 \
       --rows finetune l2_sp:0.1 l2_sp:1 cassle lora:4
 
@@ -16,9 +17,12 @@ holds images of both kinds, embedded before. Streams:
 A quarter of the train images are the pairs that fit a map, the others are the index,
 the test images are the queries. Tables have the share of the ten nearest that have the
 query's class, and the share of the neighbours that an index embedded again would give,
-in percent. Each row updates in another way: `run` continues the run with its heads;
-the others begin with the encoder alone, by a strategy and its weight, or by LoRA and
-its rank, which needs `--network=vit`. The same command resumes; all files are in --out.
+in percent. --page and --picture write them.
+
+Each row updates in another way. `run` continues the run with its heads. The others
+begin with the encoder alone, by a strategy: `l2_sp:0.1` sets its weight, `pnr:3e-4` and
+`finetune:3e-4` the learning rate, `lora:8` the rank, which needs `--network=vit`. The
+same command resumes; all files are in --out.
 """
 
 import argparse
@@ -39,6 +43,10 @@ from jaxcl.weights import encoder, export
 K = 10
 KINDS = ("outline", "busy", "night")
 STREAMS = (*KINDS, "digits", "cifar")
+# Ways to go on
+OLD, LEFT = "old encoder, old index", "new queries, old index"
+BACK, FORWARD = "new queries mapped back, old index", "vectors mapped forward"
+AGAIN = "all embedded again"
 SHARES = (0.05, 0.1, 0.25, 0.5)
 NETWORKS = {
     "conv_net": {"name": "conv_net", "width": 16},
@@ -187,11 +195,9 @@ def measure(rows, seed) -> dict[str, tuple[float, float]]:
     forward = maps.fit_all(before[fit], after[fit], mapped="vectors", k=K)[0]
     old_index, fresh = drift.unit(before[index]), drift.unit(after[index])
     mapped = maps.map_features(forward.arrays, old_index)
-    searches = {"old encoder, old index": (asked, old_index)}
-    searches["new queries, old index"] = new, old_index
-    mapped_back = maps.map_features(back.arrays, new)
-    searches["new queries mapped back, old index"] = mapped_back, old_index
-    searches["vectors mapped forward"] = new, mapped
+    searches = {OLD: (asked, old_index), LEFT: (new, old_index)}
+    searches[BACK] = maps.map_features(back.arrays, new), old_index
+    searches[FORWARD] = new, mapped
     reference = order.make_reference(before[fit], after[fit], forward)
     worst = np.argsort(-order.predict_errors(old_index, reference), kind="stable")
     at_random = np.random.default_rng(seed).permutation(len(index))
@@ -200,12 +206,12 @@ def measure(rows, seed) -> dict[str, tuple[float, float]]:
             mixed, again = mapped.copy(), places[: round(share * len(index))]
             mixed[again] = fresh[again]
             searches[f"forward, {share:.0%} again, {how}"] = new, mixed
-    searches["all embedded again"] = new, fresh
+    searches[AGAIN] = new, fresh
     near = {
         way: np.asarray(drift.find_neighbours(*pair, K))
         for way, pair in searches.items()
     }
-    wanted, classes = near["all embedded again"], rows["test_label"][:, None]
+    wanted, classes = near[AGAIN], rows["test_label"][:, None]
     return {
         way: (
             100 * float((label[index][found] == classes).mean()),
@@ -221,38 +227,81 @@ def measure_all(args) -> dict[str, list[dict]]:
     for seed in args.seeds:
         for stream in args.streams:
             for row in args.rows:
-                place = find_place(args, stream, row, seed)
-                saved = place / "measured.json"
-                if not saved.exists():
+                saved = find_place(args, stream, row, seed) / "measured.json"
+                if not saved.exists() and not args.measured:
                     one = measure(embed_both(args, stream, row, seed), seed)
                     saved.write_text(json.dumps(one))
-                one = json.loads(saved.read_text())
-                name = stream if args.rows == ["run"] else row
-                found.setdefault(name, []).append(one)
-        text = write_tables(found)
-        pathlib.Path(args.out, "tables.md").write_text(text + "\n")
-        print(
-            f"\nseeds {args.seeds[: args.seeds.index(seed) + 1]}\n\n{text}", flush=True
-        )
-        if args.picture:
-            draw(found, args.picture)
+                if saved.exists():
+                    name = stream if args.rows == ["run"] else row
+                    found.setdefault(name, []).append(json.loads(saved.read_text()))
+        if found:
+            write(args, found)
     return found
 
 
-def write_tables(found) -> str:
-    """Write the means and standard errors over seeds: streams or rows are columns."""
+def write(args, found) -> None:
+    """Print the tables; write them to a page, and the picture, if asked."""
+    streams = args.rows == ["run"]
+    text = write_streams(found) if streams else write_rows(found)
+    print(f"\n{text}", flush=True)
+    if args.page:
+        page, mark = pathlib.Path(args.page), "streams" if streams else "rows"
+        begin, end = (f"<!-- {x}old_index.py: {mark} -->\n" for x in ("", "end of "))
+        before, _, rest = page.read_text().partition(begin)
+        after = rest.partition(end)[2]
+        page.write_text(f"{before}{begin}\n{text}\n\n{end}{after}")
+    if args.picture:
+        draw(found, args.picture)
+
+
+def count_seeds(found) -> dict[str, str]:
+    """Return name -> the name with its number of seeds."""
+    return {name: f"{name} ({len(seeds)})" for name, seeds in found.items()}
+
+
+def write_streams(found) -> str:
+    """Write means and standard errors over seeds; say on which streams a map helps."""
     titles = ("of the query's class, %", "of the new neighbours, %")
-    tables = []
+    heads, texts = count_seeds(found).values(), []
     for number, title in enumerate(titles):
         lines = [
-            f"| {' | '.join([title, *found])} |",
+            f"| {' | '.join([title, *heads])} |",
             "|---" + "|---:" * len(found) + "|",
         ]
         for way in next(iter(found.values()))[0]:
             cells = [show([x[way][number] for x in seeds]) for seeds in found.values()]
             lines.append(f"| {way} | {' | '.join(cells)} |")
-        tables.append("\n".join(lines))
-    return "\n\n".join(tables)
+        texts.append("\n".join(lines))
+    return "\n\n".join([*texts, *(say_gain(*pair) for pair in found.items())])
+
+
+def say_gain(name, seeds) -> str:
+    """Say what a mapped index gains over the best index that needs no image."""
+    others = [OLD, LEFT, BACK]
+    best = max(others, key=lambda way: np.mean([x[way][0] for x in seeds]))
+    gains = [x[FORWARD][0] - x[best][0] for x in seeds]
+    again = [x[AGAIN][0] - x[best][0] for x in seeds]
+    worth = "helps" if np.mean(gains) > 0 else "**does not help**"
+    return (
+        f"- {name}: the map {worth}, {np.mean(gains):+.1f} points of class over "
+        f'"{best}" ({sum(x > 0 for x in gains)} of {len(gains)} seeds); all embedded '
+        f"again {np.mean(again):+.1f}."
+    )
+
+
+def write_rows(found) -> str:
+    """Write a line for each way to train: means and standard errors over seeds."""
+    columns = {
+        "class, all again": (AGAIN, 0), "class, mapped": (FORWARD, 0),
+        "neighbours, mapped": (FORWARD, 1), "neighbours, old index": (LEFT, 1),
+    }  # fmt: skip
+    lines = [f"| trained by (seeds) | {' | '.join(columns)} |"]
+    lines += ["|---" + "|---:" * len(columns) + "|"]
+    for name, title in count_seeds(found).items():
+        cells = [show([x[way][n] for x in found[name]]) for way, n in columns.values()]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    old = [x[OLD][0] for seeds in found.values() for x in seeds]
+    return "\n".join(lines) + f"\n\nOld encoder, old index: class {np.mean(old):.1f}."
 
 
 def show(values) -> str:
@@ -273,7 +322,7 @@ def draw(found, path) -> None:
     )
     for panel, (name, seeds) in zip(panels[0], found.items(), strict=True):
         value = {way: np.mean([x[way][0] for x in seeds]) for way in seeds[0]}
-        first, last = value["vectors mapped forward"], value["all embedded again"]
+        first, last = value[FORWARD], value[AGAIN]
         for how in ("ordered", "random"):
             line = [value[f"forward, {share:.0%} again, {how}"] for share in SHARES]
             panel.plot(
@@ -283,11 +332,9 @@ def draw(found, path) -> None:
                 markersize=3,
                 label=f"mapped forward, then {how}",
             )
-        flat = {"old encoder, old index": "C2", "new queries, old index": "C3"}
-        flat["new queries mapped back, old index"] = "C4"
-        for way, colour in flat.items():
+        for way, colour in ((OLD, "C2"), (LEFT, "C3"), (BACK, "C4")):
             panel.axhline(value[way], color=colour, linestyle="--", label=way)
-        panel.set(title=name, xlabel="embedded again, %")
+        panel.set(title=f"{name}, {len(seeds)} seeds", xlabel="embedded again, %")
     panels[0, 0].set_ylabel("of the query's class, %")
     labels = panels[0, 0].get_legend_handles_labels()
     figure.legend(*labels, loc="outside lower center", ncols=2, frameon=False)
@@ -307,6 +354,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--epochs", type=int, default=10, help="of an update")
     made.add_argument("--cifar", help="file of CIFAR-10")
     made.add_argument("--out", default="runs/old_index", help="folder of all files")
+    made.add_argument("--measured", action="store_true", help="train nothing more")
+    made.add_argument("--page", help="page with marks, between which tables belong")
     made.add_argument("--picture", help="file of the picture")
     return made
 
