@@ -234,7 +234,7 @@ def measure_all(args) -> dict[str, list[dict]]:
                 if saved.exists():
                     name = stream if args.rows == ["run"] else row
                     found.setdefault(name, []).append(json.loads(saved.read_text()))
-        if found:
+        if found and (seed == args.seeds[-1] or not args.measured):
             write(args, found)
     return found
 
@@ -305,8 +305,10 @@ def write_rows(found) -> str:
 
 
 def show(values) -> str:
-    """Show the mean and the standard error of some percents."""
-    error = np.std(values, ddof=1) / len(values) ** 0.5 if len(values) > 1 else 0
+    """Show the mean of some percents and, of several, its standard error."""
+    if len(values) == 1:
+        return f"{values[0]:.1f}"
+    error = np.std(values, ddof=1) / len(values) ** 0.5
     return f"{np.mean(values):.1f} ± {error:.1f}"
 
 

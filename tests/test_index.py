@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,9 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from etils import epath
+from PIL import Image
 from pyarrow import parquet as pq
 from safetensors import numpy as tensors
 
+import jaxcl
 from helpers import pages, twins
 from jaxcl import cli
 from jaxcl.api import index as command
@@ -713,6 +716,56 @@ def search_qdrant_client(queries):
     assert one.payload["price"] == one.id and " from old by " in one.payload["version"]
     client.close()
     return np.array([[point.id for point in points] for points in found])
+
+
+def test_the_commands_of_the_page_run_one_after_another(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    digits = sources.load("digits").train.images[:300]
+    for name, images in (("indexed_images", digits), ("new_images", 255 - digits[:99])):
+        os.makedirs(name)
+        for number, image in enumerate(images):
+            Image.fromarray(image[..., 0]).save(f"{name}/{number:03d}.png")
+    options = {"encoder.width": 4, "plots": False, "tensorboard": False}
+    result = jaxcl.fit(
+        "indexed_images", encoder="conv_net", epochs=1, batch_size=32, options=options,
+        out="runs/mine", quiet=True,
+    )  # fmt: skip
+    names = sorted(os.listdir("indexed_images"))
+    shown = np.stack([np.array(Image.open(f"indexed_images/{x}")) for x in names])
+    shown = np.repeat(shown[..., None], 3, axis=3)
+    before = result.encoder.embed(shown)
+    np.save("old.npy", before)
+    pathlib.Path("ids.txt").write_text("".join(f"{x}\n" for x in names))
+    with_run, without = (
+        [shlex.split(line)[1:] for line in x.replace("\\\n", "").splitlines()]
+        for x in pages.blocks(PAGE.read_text(), "")
+        if x.startswith("jaxcl")
+    )
+    update, *rest = with_run
+    subprocess.run([sys.executable, "-m", "jaxcl", *update], check=True)
+    for words in rest:
+        assert cli.main(words) == 0, words
+    after = jaxcl.load_encoder("runs/mine/updates/0001").embed(shown)
+    again = [names.index(x) for x in command.read_plan("plan.csv", "10%")]
+    others = np.setdiff1d(np.arange(300), again)
+    mapped, newer = np.load("new.npy"), np.load("newer.npy")
+    np.testing.assert_allclose(newer[again], twins.unit(after[again]), atol=1e-4)
+    np.testing.assert_array_equal(newer[others], mapped[others])
+    np.save("old_pairs.npy", before[:200])
+    np.save("new_pairs.npy", after[:200])
+    for path in [*pathlib.Path().glob("new*.npy*"), pathlib.Path("plan.csv")]:
+        if path.name != "new_pairs.npy":
+            path.unlink()
+    for words in without:
+        if words[1] == "refresh":
+            first = command.read_plan("plan.csv", "10%")
+            pathlib.Path("first.txt").write_text("".join(f"{x}\n" for x in first))
+            np.save("first.npy", after[[int(x) for x in first]])
+        assert cli.main(words) == 0, words
+    arrays = maps.read_map("map.safetensors")[0]
+    np.testing.assert_allclose(
+        np.load("new.npy"), maps.map_features(arrays, before), atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("store", ["faiss", "hnswlib", "qdrant_client"])
