@@ -39,11 +39,15 @@ class Base(NamedTuple):
 
 
 def options(method: dict) -> dict:
-    """Options of a config's `method`, those of its losses as our step has them."""
+    """Options of a config's `method`, with those of its base and strategy, flat."""
     given = {name: value for name, value in method.items() if name != "name"}
     given = schema.options(two_view.make, given, "config.method")
-    chosen = schema.defaults(two_view.make, given) | given
-    return chosen | schema.fill_dependent(two_view.make, chosen)
+    chosen = schema.defaults(two_view.make) | given
+    chosen |= schema.fill_dependent(two_view.make, chosen)
+    for key, rule in schema.choices(two_view.make).items():
+        make, inner = rule.find(chosen[key], f"config.method.{key}")
+        chosen |= schema.defaults(make) | inner | {key: chosen[key]["name"]}
+    return chosen
 
 
 def total(features: Features, options: dict) -> torch.Tensor:

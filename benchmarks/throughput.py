@@ -82,10 +82,16 @@ def config(args, data: str) -> ml_collections.ConfigDict:
         made.augment.update(off, blur=(0.0, 0.0), solarize=(0.0, 0.0))
     made.encoder.update(depth=args.depth, width=args.width)
     made.method.update(base=args.base, strategy=args.strategy)
-    recipe.set_where_taken(made.method, queue_size=args.queue)
+    queues = dict.fromkeys(("mocov2plus", "nnclr"), {"queue_size": args.queue})
+    recipe.set_by_name(made.method.base, queues)
     if args.hidden is not None:
-        names = ("hidden_dim", "predictor_hidden_dim", "distill_hidden_dim")
-        recipe.set_where_taken(made.method, **dict.fromkeys(names, args.hidden))
+        made.method.hidden_dim = args.hidden
+        for section, option, names in (
+            ("base", "predictor_hidden_dim", ("byol", "simsiam", "nnclr")),
+            ("strategy", "distill_hidden_dim", ("cassle", "pnr")),
+        ):
+            table = dict.fromkeys(names, {option: args.hidden})
+            recipe.set_by_name(made.method[section], table)
     if args.output is not None:
         made.method.output_dim = args.output
     made.batch_size, made.precision = args.batch, args.precision

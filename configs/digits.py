@@ -35,14 +35,19 @@ def get_config(arg=None):
         "std": (0.376,),
     }
     config.encoder = {"name": "conv_net", "width": 32}
-    config.method = {
-        "name": "two_view",
-        "base": "mocov2plus",
-        "strategy": "pnr",
-        "hidden_dim": 128,
-        "output_dim": 64,
-    }
-    recipe.set_where_taken(config.method, distill_hidden_dim=128, queue_size=256)
+    config.method = recipe.Sections(
+        {
+            "name": "two_view",
+            "base": {"name": "mocov2plus"},
+            "strategy": {"name": "pnr"},
+            "hidden_dim": 128,
+            "output_dim": 64,
+        }
+    )
+    queues = dict.fromkeys(("mocov2plus", "nnclr"), {"queue_size": 256})
+    recipe.set_by_name(config.method.base, queues)
+    predictors = dict.fromkeys(("cassle", "pnr"), {"distill_hidden_dim": 128})
+    recipe.set_by_name(config.method.strategy, predictors)
     config.optimizer = {"name": "sgd", "lr": 0.1, "weight_decay": 1e-4}
     config.schedule = {"name": "warmup_cosine", "warmup_epochs": 3}
     config.evaluators = {

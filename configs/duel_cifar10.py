@@ -38,11 +38,9 @@ METHODS = duel.METHODS | {
     "barlow_twins": {"name": "two_view", "base": "barlow_twins", "output_dim": 256},
     "byol": {
         "name": "two_view",
-        "base": "byol",
+        "base": {"name": "byol", "momentum_start": 0.9, "momentum_end": 0.9},
         "hidden_dim": 2048,
         "output_dim": 256,
-        "momentum_start": 0.9,
-        "momentum_end": 0.9,
     },
 }
 

@@ -26,9 +26,7 @@ METHODS = duel.METHODS | {
     "barlow_twins": {"name": "two_view", "base": "barlow_twins"},
     "byol": {
         "name": "two_view",
-        "base": "byol",
-        "momentum_start": 0.9,
-        "momentum_end": 0.9,
+        "base": {"name": "byol", "momentum_start": 0.9, "momentum_end": 0.9},
     },
 }
 

@@ -62,13 +62,15 @@ def get_config(arg=None):
         "image_size": 32,
         "features": "mean",
     }
-    config.method = {
-        "name": "two_view",
-        "base": "simclr",
-        "strategy": "finetune",
-        "hidden_dim": 256,
-        "output_dim": 128,
-    }
+    config.method = recipe.Sections(
+        {
+            "name": "two_view",
+            "base": {"name": "simclr"},
+            "strategy": {"name": "finetune"},
+            "hidden_dim": 256,
+            "output_dim": 128,
+        }
+    )
     config.optimizer = {
         "name": "adam",
         "decoupled": True,

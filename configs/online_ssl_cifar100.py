@@ -24,15 +24,20 @@ from jaxcl.config import files, recipe, shrink
 online_ssl = files.load_paper("online_ssl")
 # row -> options of the method, of the memory, of the scenario. Our weight of "cassle"
 # is half of CLA's, whose code has 0.1.
+CASSLE = {"name": "cassle", "weight": 0.05}
 ROWS = {
-    "cla_e": ({"regulariser": "cassle", "weight": 0.05}, {"policy": "fifo"}, {}),
-    "cla_r": ({"regulariser": "cla_r", "weight": 0.1}, {"policy": "fifo"}, {}),
-    "cla_b": (
-        {"regulariser": "cassle", "weight": 0.05, "rows": "all", "remembers": False},
-        {},
+    "cla_e": ({"regulariser": CASSLE}, {"policy": "fifo"}, {}),
+    "cla_r": (
+        {"regulariser": {"name": "cla_r", "weight": 0.1}},
+        {"policy": "fifo"},
         {},
     ),
-    "pnr": ({"base": "simclr", "regulariser": "pnr"}, {"policy": "fifo"}, {}),
+    "cla_b": ({"regulariser": CASSLE, "rows": "all", "remembers": False}, {}, {}),
+    "pnr": (
+        {"base": {"name": "simclr"}, "regulariser": {"name": "pnr"}},
+        {"policy": "fifo"},
+        {},
+    ),
     "replay": ({}, {"policy": "reservoir"}, {}),
     "minred": ({}, {"policy": "min_redundancy"}, {}),
     "finetune": ({"remembers": False}, {}, {}),
@@ -69,7 +74,8 @@ def get_config(arg=None):
         "zero_init_residual": True,
     }
     config.replay = {"capacity": 2000, "size": 128, "updates": 3} | replay
-    config.method = {"name": "online_ssl", "base": "simsiam"} | method
+    inner = {"base": {"name": "simsiam"}, "regulariser": {"name": "none"}}
+    config.method = recipe.Sections({"name": "online_ssl"} | inner | method)
     config.evaluators.linear.update(epochs=100, train_on="all")
     config.evaluators.knn.k = 50
     config.devices = 1  # ten rows do not share out over many

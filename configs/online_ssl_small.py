@@ -51,17 +51,22 @@ def get_config(arg=None):
     }
     config.encoder = {"name": "conv_net", "width": 16}
     config.replay = {"capacity": 500, "policy": "fifo", "size": 44, "updates": 2}
-    config.method = {
-        "name": "online_ssl",
-        "base": "simsiam",
-        "regulariser": "cassle",
-        "hidden_dim": 256,
-        "output_dim": 128,
-    }
-    recipe.set_where_taken(
-        config.method, weight=0.5, predictor_hidden_dim=64, distill_hidden_dim=128
+    config.method = recipe.Sections(
+        {
+            "name": "online_ssl",
+            "base": {"name": "simsiam"},
+            "regulariser": {"name": "cassle"},
+            "hidden_dim": 256,
+            "output_dim": 128,
+        }
     )
-    config.optimizer.lr = recipe.look_up(RATES, config.method.get_ref("base"))
+    predictors = dict.fromkeys(("simsiam", "byol"), {"predictor_hidden_dim": 64})
+    recipe.set_by_name(config.method.base, predictors)
+    half, narrow = {"weight": 0.5}, {"distill_hidden_dim": 128}
+    terms = dict.fromkeys(("cassle", "cla_r", "pnr"), half | narrow) | {"der": half}
+    recipe.set_by_name(config.method.regulariser, terms)
+    base = config.method.base.get_ref("name")
+    config.optimizer.lr = recipe.look_up(RATES, base)
     config.evaluators.linear.epochs = 15
     config.save_every = 0
     if dataset == "cifar100":

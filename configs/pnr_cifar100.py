@@ -56,11 +56,7 @@ def get_config(arg=None):
     # Heads and temperatures are the bases' own defaults, see docs/methods.md.
     tasks = config.scenario.get_ref("num_tasks")
     lambdas = recipe.look_up(pnr.column(pnr.CIFAR, 3), base)
-    recipe.set_where_taken(
-        config.method,
-        negative_weight=recipe.look_up(
-            {("byol", 10): 0.7}, base, tasks, default=lambdas
-        ),
-    )
+    table = {("byol", 10): 0.7}
+    pnr.set_lambda(config, recipe.look_up(table, base, tasks, default=lambdas))
     pnr.set_regime(config)
     return shrink.shrink(config) if debug else config

@@ -81,12 +81,8 @@ def get_config(arg=None):
     by_class, scenario = pnr.column(pnr.IMAGENET, 3), config.scenario.get_ref("name")
     lambdas = {(name, "class"): value for name, value in by_class.items()}
     lambdas |= {(name, "data"): value for name, value in DATA_LAMBDAS.items()}
-    recipe.set_where_taken(
-        config.method,
-        negative_weight=recipe.look_up(
-            lambdas, base, scenario, default=recipe.look_up(by_class, base)
-        ),
-    )
+    usual = recipe.look_up(by_class, base)
+    pnr.set_lambda(config, recipe.look_up(lambdas, base, scenario, default=usual))
     # Table 6: a tenth and a hundredth of the labels.
     for name, fraction in (("linear_10", 0.1), ("linear_1", 0.01)):
         config.evaluators[name] = pnr.probe(

@@ -90,6 +90,11 @@ def check_made(found: Any, kind: type, name: str, field: str) -> Any:
     return found
 
 
+def name_of(section: str | Mapping[str, Any] | None) -> str | None:
+    """Return the name that a section has; a plain string is a name."""
+    return section.get("name") if isinstance(section, Mapping) else section
+
+
 def _import_own_module(name, field):
     """Import a module of the user's own package that has `make`."""
     found = _import_module(name, name, field)

@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from jaxcl import core
+from jaxcl import core, lookup
 from jaxcl.errors import Refused
 
 F = TypeVar("F", bound=Callable)
@@ -123,16 +123,40 @@ class Option(NamedTuple):
 
 @functools.cache
 def _signature(function) -> dict[str, Option]:
-    """Read the parameters of a function, by name."""
+    """Read the parameters of a function, or of several, by name."""
+    if isinstance(function, tuple):  # the first one that has a name defines it
+        return functools.reduce(lambda all, x: _signature(x) | all, function, {})
     try:
         signature = inspect.signature(function, eval_str=True)
     except NameError:  # a user's module may import types for type checkers alone
         signature = inspect.signature(function)
-    own, only = inspect.unwrap(function), inspect.Parameter.KEYWORD_ONLY
+    own, only = unwrap(function), inspect.Parameter.KEYWORD_ONLY
     return {
         name: Option(name, own, _annotation_of(x), x.default, x.kind is only)
         for name, x in signature.parameters.items()
     }
+
+
+def unwrap(function) -> Callable:
+    """Return the function that a decorator or `functools.partial` holds."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.unwrap(function)
+
+
+def adapt(function: Callable, hidden: tuple[str, ...] = (), **defaults) -> Callable:
+    """Give a function other defaults.
+
+    Args:
+      function: with keyword-only parameters.
+      hidden: parameters that are no options of the result.
+      defaults: by the name of the parameter.
+    """
+    adapted: Any = functools.partial(function, **defaults)
+    signature = inspect.signature(adapted)
+    kept = [x for name, x in signature.parameters.items() if name not in hidden]
+    adapted.__signature__ = signature.replace(parameters=kept)
+    return adapted
 
 
 def _annotation_of(parameter):
@@ -143,56 +167,100 @@ def _annotation_of(parameter):
     return annotation
 
 
-class Further(NamedTuple):
-    """Options of a function that depend on its other options.
+def option_of(function: Callable | tuple[Callable, ...]) -> dict[str, Option]:
+    """Read the keyword-only parameters of a function, or of several, by name."""
+    return {name: x for name, x in _signature(function).items() if x.keyword}
 
-    A function with `**options` takes them, and picks them by `pick_options`.
+
+class Choice(NamedTuple):
+    """Rule of an option that is a section: its name picks the function that it is of.
+
+    With `base: Annotated[Any, Choice(BASES)] = "simclr"` the option is a name, or
+    {"name": name, option: value}. Its options are those of the function.
     """
 
-    # Its own options -> functions whose keyword-only parameters are options, too
-    functions: Callable[[dict], tuple]
-    # () -> all that there are, by what messages call them: {"base 'byol'": function}
-    places: Callable[[], dict]
-    without: tuple[str, ...] = ()  # parameters of these that are no options
+    functions: Mapping[str, Callable]  # by name; others may be in a user's package
+
+    @property
+    def words(self) -> str:
+        """Return the allowed values in words, for messages."""
+        return "a name, or a section with a name"
+
+    def refusal(self, value: Any) -> str:
+        """Say what the option must be; "" if it is valid."""
+        return "" if isinstance(value, str | Mapping) else self.words
+
+    def find(self, section: Mapping[str, Any], field: str) -> tuple[Callable, dict]:
+        """Find the function that a section picks; return the other keys, too."""
+        section = dict(section)
+        return lookup.find_entry(self.functions, section.pop("name"), field), section
 
 
-def option_of(
-    function: Callable, given: Mapping[str, Any] = types.MappingProxyType({})
-) -> dict[str, Option]:
-    """Read the keyword-only parameters of a function, by name.
+def choices(function: Callable | tuple[Callable, ...]) -> dict[str, Choice]:
+    """List the options of a function that are sections with a name, see `Choice`."""
+    return {
+        name: rule
+        for name, option in option_of(function).items()
+        for rule in _split_type(option.annotation)[2]
+        if isinstance(rule, Choice)
+    }
+
+
+def nest_options(function: Callable, section: Mapping[str, Any], field: str) -> dict:
+    """Write a section with each `Choice` as a section of its own.
+
+    A plain string becomes {"name": string}. Configs once had the options of inner
+    sections beside their names: such options move into the sections that take them. An
+    option that is `NONE`, or None and of another function, counts as not set: so a
+    config may have values for several names.
 
     Args:
-      function: with `Further` it has the options that follow from those `given`, too.
-      given: options that are set.
+      function: whose options the section has.
+      section: as a config has it.
+      field: its path, for messages ("config.method").
+
+    Raises:
+      ValueError: an inner section names no function.
     """
-    own = {name: x for name, x in _signature(function).items() if x.keyword}
-    further = getattr(function, "further", None)
-    if further is None:
-        return own
-    chosen = {name: x.default for name, x in own.items()} | dict(given)
-    for other in further.functions(chosen):
-        for name, option in option_of(other).items():
-            if name not in further.without:
-                own.setdefault(name, option)
-    return own
+    rules, outer = choices(function), option_of(function)
+    inner, made = {}, {}
+    for name, rule in rules.items():
+        value = section.get(name, outer[name].default)
+        check_value(value, outer[name].annotation, f"{field}.{name}")
+        value = {"name": value} if isinstance(value, str) else dict(value)
+        inner[name] = {"name": outer[name].default} | value
+        made[name] = rule.find(inner[name], f"{field}.{name}")[0]
+    rest = {name: value for name, value in section.items() if name not in rules}
+    taken = {name: option_of(function) for name, function in made.items()}
+    for key in [key for key in rest if key not in outer]:
+        takers = [name for name, options in taken.items() if key in options]
+        if takers or (rest[key] is None and _list_takers(rules, key)):
+            value = rest.pop(key)
+            for name in takers:
+                inner[name][key] = value
+
+    def is_set(name, key, value):
+        others = value is None and key not in taken[name]
+        return value is not NONE and not (others and _list_takers(rules, key))
+
+    return rest | {
+        name: {key: value for key, value in section.items() if is_set(name, key, value)}
+        for name, section in inner.items()
+    }
 
 
-def pick_options(function: Callable, options: Mapping[str, Any]) -> dict:
-    """Pick those options that are keyword-only parameters of a function."""
-    parameters = _signature(function).items()
-    names = [name for name, x in parameters if x.keyword and name in options]
-    return {name: options[name] for name in names}
-
-
-def _places(function, name) -> list[str]:
-    """List the choices that have an option, as messages name them."""
-    further = getattr(function, "further", None)
-    places = {} if further is None or name in further.without else further.places()
-    return [place for place, other in places.items() if name in option_of(other)]
+def _list_takers(rules: Mapping[str, Choice], option: str) -> list[str]:
+    """List the functions of choices that take an option, as messages name them."""
+    return [
+        f"{kind} {name!r}"
+        for kind, rule in rules.items()
+        for name, function in rule.functions.items()
+        if option in option_of(function)
+    ]
 
 
 def read_options(
-    function: Callable,
+    function: Callable | tuple[Callable, ...],
     section: Mapping[str, Any],
     field: str,
     without: Container[str] = (),
@@ -200,22 +268,19 @@ def read_options(
 ) -> list[Option]:
     """Read all options of a section with their values, without checks.
 
-    None for an option of a base that is not chosen counts as not set. An option
-    that is set and does not exist has no function.
+    An option that is set and does not exist has no function.
 
     Args:
-      function: whose keyword-only parameters are the options.
+      function: whose keyword-only parameters are the options; or several.
       section: what the config sets.
       field: the path of the section ("config.method").
       without: parameters that the config does not set.
       beside: further options, which the function does not take.
     """
-    known = option_of(function, section)
-    own = {name: x for name, x in known.items() if name not in without}
+    own = {n: x for n, x in option_of(function).items() if n not in without}
     own = {**beside, **own}
-    for name, value in section.items():
-        unset = value is None and name not in known and _places(function, name)
-        if name not in own and not unset:
+    for name in section:
+        if name not in own:
             own[name] = Option(name, None, Any, NONE)
     found = []
     for name, option in own.items():
@@ -239,16 +304,8 @@ def debug(**sizes: Any) -> Callable[[F], F]:
 
 
 def debug_sizes(function: Callable) -> dict[str, Any]:
-    """Read the options with which a function takes seconds, see `debug`.
-
-    They include those of all functions whose options it takes.
-    """
-    sizes = dict(getattr(function, "debug", {}))
-    if further := getattr(function, "further", None):
-        for other in further.places().values():
-            sizes |= debug_sizes(other)
-        sizes = {name: x for name, x in sizes.items() if name not in further.without}
-    return sizes
+    """Read the options with which a function takes seconds, see `debug`."""
+    return dict(getattr(unwrap(function), "debug", {}))
 
 
 def fill_dependent(
@@ -291,26 +348,20 @@ def check_arguments(function, values: Mapping[str, Any], field: str) -> None:
     """Refuse values that the annotations of a function's parameters do not allow.
 
     Args:
-      function: or a dataclass.
+      function: its annotations are read; or those of several functions.
       values: by the name of the parameter; other names are passed over.
       field: their path, for messages ("config.method").
 
     Raises:
       Refused: naming field, value and range.
     """
-    _check_each(_signature(function), values, field)
-    _check_each(option_of(function, values), values, field)
-
-
-def _check_each(parameters: Mapping[str, Option], values, field) -> None:
-    for name, option in parameters.items():
+    for name, option in _signature(function).items():
         if name in values and not (values[name] is None is option.default):
             check_value(values[name], option.annotation, f"{field}.{name}", option)
 
 
 def checked(
     field: str,
-    further: Further | None = None,
     fill: Callable[[dict, core.Replay | None], dict] | None = None,
 ) -> Callable[[F], F]:
     """Make a decorator that checks every call as a section of a config, by
@@ -318,7 +369,6 @@ def checked(
 
     Args:
       field: path of the keyword arguments, for messages ("config.method").
-      further: options that depend on others.
       fill: (all options, config.replay or None) -> the options that depend on others,
         with their values; the function is called with these. So None may stand for a
         base's own value, which resolved.json states.
@@ -326,18 +376,17 @@ def checked(
 
     def decorate(function):
         def call(*args, **given):
-            if further is None:
-                check_arguments(function, given, field)
-            else:
-                given = options(made, given, field)
+            given = nest_options(function, given, field)
+            check_arguments(function, given, field)
+            given |= read_choices(function, given, field)
             if fill is not None:
                 replay = next((getattr(x, "replay", None) for x in args), None)
-                given = defaults(made, given) | given
+                given = defaults(made) | given
                 given |= fill(given, replay)
             return function(*args, **given)
 
         made: Any = functools.wraps(function)(call)
-        made.further, made.fill = further, fill
+        made.fill = fill
         return made
 
     return decorate
@@ -441,37 +490,70 @@ def _repeats(values) -> bool:
     return any(value in values[:number] for number, value in enumerate(values))
 
 
-def options(function, section, field: str, given=()) -> dict:
+def options(
+    function,
+    section,
+    field: str,
+    given=(),
+    others: Mapping[str, Callable] = types.MappingProxyType({}),
+) -> dict:
     """Return the keyword arguments that a section of a config gives a function.
 
     Args:
-      function: whose keyword-only parameters are the allowed keys.
+      function: whose keyword-only parameters are the allowed keys; or several.
       section: ConfigDict or dict.
       field: its path, for messages ("config.method").
       given: parameters that the config does not set.
+      others: functions that the section might pick instead, by their names in messages.
 
     Raises:
       Refused: an unknown key (with the nearest ones), a value that its annotation
         does not allow, or a missing key that has no default.
     """
-    section = dict(section.items())
+    section = nest_options(function, dict(section.items()), field)
     check_arguments(function, section, field)
     options = read_options(function, section, field, without=given)
+    rules = choices(function)
     known = [option.name for option in options if option.function]
+    for key, rule in rules.items():
+        known += [f"{key}.{x}" for x in option_of(rule.find(section[key], key)[0])]
     for option in options:
         if option.function is None:
-            _refuse_unknown(function, option, known, field)
+            takers = [n for n, x in others.items() if option.name in option_of(x)]
+            takers += _list_takers(rules, option.name)
+            _refuse_unknown(option, known, takers, field)
     for option in options:
         if option.value is NONE:
             raise Refused(f"{option.path}: missing, and it has no default")
-    return {option.name: option.value for option in options if option.asked}
+    asked = {option.name: option.value for option in options if option.asked}
+    return asked | read_choices(function, asked, field)
 
 
-def _refuse_unknown(function, option, known, field):
+def read_choices(function, section: Mapping[str, Any], field: str) -> dict:
+    """Check the inner sections of a section, each by the function that it picks.
+
+    Args:
+      function: with options that are sections, see `Choice`.
+      section: its options; a `Choice` that is missing has its default.
+      field: the path of the section, for messages.
+
+    Returns:
+      name of each such option -> {"name": name, option: value}.
+    """
+    found, nested = {}, nest_options(function, section, field)
+    for key, rule in choices(function).items():
+        make, inner = rule.find(nested[key], f"{field}.{key}")
+        others = {f"{key} {name!r}": x for name, x in rule.functions.items()}
+        inner = options(make, inner, f"{field}.{key}", others=others)
+        found[key] = {"name": nested[key]["name"], **inner}
+    return found
+
+
+def _refuse_unknown(option, known, takers, field):
     """Raise an error about an option that does not exist, with the nearest ones."""
-    if places := _places(function, option.name):
+    if takers:
         raise Refused(
-            f"{option.path}={option.value!r}: an option of {' and '.join(places)}, "
+            f"{option.path}={option.value!r}: an option of {' and '.join(takers)}, "
             f"which {field} does not choose; leave it out"
         )
     near = difflib.get_close_matches(option.name, known, n=3)
@@ -481,9 +563,7 @@ def _refuse_unknown(function, option, known, field):
     raise Refused(f"{option.path}: no such option; {hint}")
 
 
-def defaults(
-    function: Callable, given: Mapping[str, Any] = types.MappingProxyType({})
-) -> dict:
-    """Return the defaults of all options that have one; see `option_of`."""
-    options = option_of(function, given).items()
+def defaults(function: Callable | tuple[Callable, ...]) -> dict:
+    """Return the defaults of all options that have one."""
+    options = option_of(function).items()
     return {name: x.default for name, x in options if x.default is not NONE}

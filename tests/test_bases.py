@@ -59,13 +59,18 @@ CODE = losses.Options(scale=0.2, off_diagonal=0.03)
 PAPER = CODE._replace(form="paper")
 
 
+def taken(function, options):
+    """Those options that a function takes."""
+    return {n: options[n] for n in schema.option_of(function) if n in options}
+
+
 def value(base, strategy, options, features=FEATURES):
     """The loss of a task after the first."""
     given = options._asdict()
-    make_base, make_strategy = bases.find_make(base), strategies.find_make(strategy)
-    spec = make_base(**schema.pick_options(make_base, given))
-    plan = make_strategy(**schema.pick_options(make_strategy, given))
-    return plan.loss(spec, losses.for_library(base, features))
+    spec = bases.make_base({"name": base} | taken(bases.find_make(base), given))
+    make = strategies.find_make(strategy)
+    plan = strategies.make_strategy({"name": strategy} | taken(make, given))
+    return plan.compute_loss(spec, losses.for_library(base, features))
 
 
 def check(ours, twin):
@@ -149,14 +154,14 @@ def test_config_values_replace_defaults(tmp_path):
     """A value from the config takes the place of the base's, 0 too."""
 
     def filled(**options):
-        return schema.fill_dependent(two_view.make, {"output_dim": None} | options)
+        strategy = {"name": "pnr"} | options
+        sections = {"base": {"name": "vicreg"}, "strategy": strategy}
+        found = schema.fill_dependent(two_view.make, {"output_dim": None} | sections)
+        return found["output_dim"], *(found["strategy"][name] for name in weights)
 
-    pnr = {"base": "vicreg", "strategy": "pnr", "weight": None, "negative_weight": None}
-    defaults = {"output_dim": 2048, "weight": 25.0, "negative_weight": 23.0}
-    assert filled(**pnr) == defaults
-    assert filled(**pnr | {"weight": 0.0, "negative_weight": 0.0}) == {
-        "output_dim": 2048
-    }
+    weights = ("weight", "negative_weight")
+    assert filled() == filled(**dict.fromkeys(weights)) == (2048, 25.0, 23.0)
+    assert filled(**dict.fromkeys(weights, 0.0)) == (2048, 0.0, 0.0)
     made = setup(tmp_path / "d", method__base="byol", method__momentum_end=0.5)
     assert made.base.momentum == (0.99, 0.5)
     made = setup(tmp_path / "f", method__base="dino")
@@ -172,8 +177,8 @@ def test_config_values_replace_defaults(tmp_path):
     "change, words",
     [
         ({"method.strategy": "casle"}, "config.method.strategy='casle'"),
-        ({"method.base": "dino", "method.ibot": 1.0}, "config.method.ibot"),
-        ({"method.base": "diet", "method.rows": 99}, "config.method.rows=99"),
+        ({"method.base": "dino", "method.ibot": 1.0}, "config.method.base.ibot"),
+        ({"method.base": "diet", "method.rows": 99}, "config.method.base.rows=99"),
         (
             {"method.base": "diet", "method.strategy": "lump"},
             "config.method.strategy='lump'",
@@ -232,9 +237,9 @@ from jaxcl.methods.two_view import records
 
 def make(*, pull: schema.Weight = 1.0) -> records.Strategy:
     "The base and the distance to the teacher."
-    def loss(base, x):
-        return base.loss(x) + pull * ((x.z - x.f) ** 2).mean()
-    return records.Strategy(loss, teacher="running")
+    def term(base, x):
+        return ((x.z - x.f) ** 2).mean()
+    return records.Strategy(term, pull, teacher=records.Teacher("running"))
 """
 
 
@@ -249,7 +254,7 @@ def test_a_package_may_bring_a_base_and_a_strategy(tmp_path, monkeypatch):
     work = run_directories.untried(tmp_path / "a", **own, method__factor=3.0)
     state, _ = job.shapes(work.method, work.data)
     assert set(state.extra.teacher) == {"encoder", "projector"}
-    with pytest.raises(ValueError, match=r"config\.method\.pull=-1"):
+    with pytest.raises(ValueError, match=r"config\.method\.strategy\.pull=-1"):
         toy.job(tmp_path / "b", **own, method__pull=-1.0)
     with pytest.raises(ValueError, match=r"config\.method\.pull"):
         toy.job(tmp_path / "c", method__pull=1.0)
@@ -263,11 +268,14 @@ def test_a_package_may_bring_a_base_and_a_strategy(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "given, name",
     [
-        ({"base": "dino", "balance": "sinkhorn", "centre_momentum": 0.5}, "centre_mom"),
+        (
+            {"base": "dino", "balance": "sinkhorn", "centre_momentum": 0.5},
+            "base.centre_mom",
+        ),
         ({"base": "dino", "centre_momentum": 0.5}, None),
         ({"base": "simclr", "head_lr": 0.5}, "head_lr"),
         ({"base": "simclr", "head_lr": 0.5, "online_head": True}, None),
-        ({"base": "simclr", "strategy": "pnr", "weight": 3.0}, "weight=3.0"),
+        ({"base": "simclr", "strategy": "pnr", "weight": 3.0}, "strategy.weight=3.0"),
         ({"base": "byol", "strategy": "pnr", "weight": 3.0}, None),
     ],
 )

@@ -34,7 +34,10 @@ def check_refused(tmp_path, match, **changes):
 @pytest.mark.parametrize(
     "changes, match",
     [
-        ({"method.temprature": 0.1}, r"config\.method\.temprature.*mean temperature"),
+        (
+            {"method.temprature": 0.1},
+            r"config\.method\.temprature.*mean base.temperature",
+        ),
         ({"log_every": 0}, r"config\.log_every=0"),
         ({"method.base": "mocov2"}, r"config\.method\.base='mocov2'.*mocov2plus"),
         ({"data": {"name": "npz"}}, r"config\.data\.path: missing"),
@@ -54,7 +57,7 @@ def check_refused(tmp_path, match, **changes):
         ),
         ({"augment.size": 12, "evaluators": {"knn": {}}}, r"8.*12|12.*8"),
         ({"augment.mean": (0.1, 0.2)}, r"mean"),
-        ({"method.queue_size": 40}, r"config\.method\.queue_size=40"),
+        ({"method.queue_size": 40}, r"config\.method\.base\.queue_size=40"),
     ],
 )
 def test_refuses_and_names_the_field(tmp_path, changes, match):

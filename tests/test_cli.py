@@ -23,7 +23,7 @@ from jaxcl.api import options
 from jaxcl.config import files, sections
 from jaxcl.data import scenarios, sources
 from jaxcl.memory import policies
-from jaxcl.methods.online_ssl import regularisers
+from jaxcl.methods import online_ssl
 from jaxcl.methods.two_view import bases, strategies
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -101,7 +101,7 @@ def test_every_kind_is_listed(capsys):
         "optimizers": set(sections.OPTIMIZERS),
         "schedules": set(sections.SCHEDULES),
         "scenarios": set(scenarios.SCENARIOS),
-        "regularisers": set(regularisers.REGULARISERS),
+        "regularisers": set(online_ssl.REGULARISERS),
         "loggers": {"tensorboard", "wandb"},
         "methods": {"two_view", "er_ace", "duel"},
         "evaluators": {"knn", "uniformity", "linear"},

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from helpers import config_files
-from jaxcl.config import build, recipe
+from jaxcl.config import build, recipe, sections
 from jaxcl.run import evaluation, results, train
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -110,9 +110,10 @@ def test_a_base_brings_its_own_hyper_parameters(name, base):
     blur = (0.5, 0.5) if vicreg else (1.0, 0.1)
     assert augment.blur == (blur if blurs else (0.0, 0.0))
     assert augment.jitter == (0.4, 0.4, 0.2, 0.1)
-    hidden, small = config.method.get("predictor_hidden_dim"), "small" in name
-    widths = {"simsiam": (64, 512), "byol": (256, 8192)}.get(base, (None, None))
-    assert hidden == (widths[0] if small else widths[1] if blurs else None)
+    nested, small = sections.nest_method(config.to_dict())["method"], "small" in name
+    hidden = nested["base"].get("predictor_hidden_dim", 512)
+    widths = {"simsiam": (64, 512), "byol": (256, 8192)}.get(base, (512, 512))
+    assert hidden == (widths[0] if small else widths[1] if blurs else 512)
 
 
 @pytest.mark.parametrize("name", LAMBDA, ids="".join)
@@ -121,7 +122,9 @@ def test_lambda_follows_base_and_scenario(name):
         ("barlow_twins", "byol", "vicreg"), LAMBDA[name], strict=True
     ):
         for arguments in itertools.permutations(name[1:]):
-            assert take(name[0], base, *arguments).method.negative_weight == want
+            assert (
+                take(name[0], base, *arguments).method.strategy.negative_weight == want
+            )
 
 
 @pytest.mark.parametrize("name, base", PAIRS)
@@ -158,7 +161,8 @@ def test_the_released_regime_is_that_of_the_released_runs(name, base):
     plain = take(name, base)
     for arguments in ((RELEASED,), ()):
         config = take(name, base, *arguments)
-        told = [config.method[key] for key in ("frozen_bn", "online_head", "head_form")]
+        told = [config.method.strategy.frozen_bn]
+        told += [config.method[key] for key in ("online_head", "head_form")]
         predict, linear = config.evaluators.predict, config.evaluators.linear
         if arguments:
             assert told == ["batch", True, "released"] and linear.momentum == 0.0
@@ -171,7 +175,7 @@ def test_the_released_regime_is_that_of_the_released_runs(name, base):
         assert config.scenario.class_order == "released"
     assert changed(plain, take(name, base, RELEASED)) <= {
         "config.regime",
-        "config.method.frozen_bn",
+        "config.method.strategy.frozen_bn",
         "config.method.online_head",
         "config.method.head_form",
         "config.method.head_lr",
@@ -190,7 +194,7 @@ def test_an_override_wins_and_leaves_the_rest_tied(name):
         "--config.optimizer.exclude_1d": False,
         "--config.augment.scale": (0.3, 0.9),
         "--config.augment.solarize": (0.7, 0.6),
-        "--config.method.negative_weight": 4.5,
+        "--config.method.strategy.negative_weight": 4.5,
         "--config.evaluators.linear.lr": 7.0,
         "--config.evaluators.linear.lrs": (0.1, 1.0),
     }
@@ -284,8 +288,8 @@ def test_every_config_has_a_debug_form(name, row):
 # (config:row, ...): dotted path -> value, typed here from the papers.
 PROMISED = {
     ("pnr_cifar10:", "pnr_cifar100:"): {
-        "method.base": "mocov2plus",
-        "method.strategy": "pnr",
+        "method.base.name": "mocov2plus",
+        "method.strategy.name": "pnr",
         "scenario.num_tasks": 5,
         "epochs": 500,
         "batch_size": 256,

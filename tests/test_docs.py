@@ -24,7 +24,7 @@ from jaxcl import cli, estimate
 from jaxcl.api import index as index_command
 from jaxcl.config import files, sections
 from jaxcl.data import convert, fetch, from_arrays, sources
-from jaxcl.methods.online_ssl import regularisers
+from jaxcl.methods import online_ssl
 from jaxcl.methods.two_view import bases, strategies
 from jaxcl.report import compare
 from jaxcl.report import page as report_page
@@ -379,7 +379,7 @@ def test_every_function_of_a_config_has_a_table():
     texts = [option_tables.write_headings(path.read_text()) for path in DOCS]
     found = {x[1] for text in texts for x in MARKER.finditer(text)}
     functions = {inspect.unwrap(pkgutil.resolve_name(name)) for name in found}
-    listed = (sources.SOURCES, bases.BASES, regularisers.REGULARISERS)
+    listed = (sources.SOURCES, bases.BASES, online_ssl.REGULARISERS)
     wanted = {name: x for group in listed for name, x in group.items()}
     for package in (jaxcl.methods, jaxcl.evals):
         for module in pkgutil.iter_modules(package.__path__):

@@ -842,13 +842,21 @@ BESIDE = {
         "mask_share": {"parts": {"net": "vit"}, "ibot": 1.0},
         "mask_chance": {"parts": {"net": "vit"}, "ibot": 1.0},
     },
-    "strategy pnr": dict.fromkeys(("pn1", "pn2"), CONTRASTIVE),
+    "strategy pnr": dict.fromkeys(("pn1", "pn2"), CONTRASTIVE)
+    | {
+        "teacher_ema": {"teacher": "ema"},
+        "snapshot_every": {"teacher": "snapshot"},
+    },
     "regulariser pnr": {
         "pn1": CONTRASTIVE,
         "pn2": CONTRASTIVE,
         "snapshot_every": {"teacher": "snapshot"},
     },
     "regulariser cassle": {"snapshot_every": {"teacher": "snapshot"}},
+    "strategy cassle": {
+        "teacher_ema": {"teacher": "ema"},
+        "snapshot_every": {"teacher": "snapshot"},
+    },
     "augment images": {"sigma": {"blur": (0.5, 0.5)}, "pad": {"crop": False}},
     "example source": {"seed": {"validation": 0.5}},
     "source digits": {"interpolation": {"size": 12}},
@@ -942,7 +950,7 @@ def call_of(where) -> Call:
     if kind in CALLED_BY:
         make, beside = CALLED_BY[kind]
         more = beside | {kind: name or f"my_package.my_{kind}"} | more
-        known = schema.option_of(make, SMALL | more)
+        known = toy.names_of_options(make, SMALL | more)
         observe = of_method
     elif kind in ("imbalance", "long_tail", "scenario"):
         always = {"name": name or "class", "num_tasks": 3}
@@ -961,7 +969,7 @@ def options_of(where):
     """The options that are of the function itself."""
     function = FUNCTIONS[where]
     for name, option in schema.option_of(function).items():
-        if option.function is inspect.unwrap(function) and name != "dtype":
+        if option.function is schema.unwrap(function) and name != "dtype":
             yield name, option
 
 

@@ -142,7 +142,7 @@ def test_the_base_and_the_strategy_are_their_equations():
         (base.loss(features), alone),
         (base.distil(features), near),
         (pnr.compute_loss(base, features, terms), alone + 0.5 * near - 0.25 * far),
-        (strategy.loss(base, features), alone + 0.5 * np.mean((z - f) ** 2)),
+        (strategy.compute_loss(base, features), alone + 0.5 * np.mean((z - f) ** 2)),
     ):
         np.testing.assert_allclose(got, want, rtol=1e-5)
 

@@ -67,13 +67,14 @@ def test_it_leaves_a_run_directory_and_says_what_came_out(fitted):
     assert "knn/class_incremental" in repr(fitted) and fitted.folder in repr(fitted)
     config = fitted.config
     assert isinstance(config, ml_collections.ConfigDict)
-    assert (config.method.base, config.method.strategy) == ("simclr", "pnr")
+    names = config.method.base.name, config.method.strategy.name
+    assert names == ("simclr", "pnr")
     scenario = config.scenario.to_dict()
     assert scenario == {"name": "class", "num_tasks": 2, "evaluation": "test"}
     assert config.data.name == "in_memory" and config.data.test == 0.2
-    assert "strategy: pnr" in str(config)
+    assert "name: pnr" in str(config)
     assert "temperature" not in config.method
-    assert fitted.resolved.method.temperature == 0.2
+    assert fitted.resolved.method.base.temperature == 0.2
     assert [row["step"] for row in fitted.rows if "loss" in row] == [1, 2, 3, 4]
     assert jaxcl.Result(fitted.folder).results == fitted.results
     known = identity.read_identity(fitted.folder)

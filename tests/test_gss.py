@@ -12,7 +12,7 @@ from helpers import online_toy as toy
 from jaxcl import sharding
 from jaxcl.memory import buffer, diversity, policies
 from jaxcl.methods import gss, online
-from jaxcl.methods.online_ssl import stored
+from jaxcl.methods.two_view import stream
 from jaxcl.nets import resnet
 
 FIRST, SECOND = toy.FIRST, toy.SECOND
@@ -168,11 +168,11 @@ def test_the_gradient_of_an_image_is_that_of_a_shift_of_its_queries():
 
     def loss(shift, row):  # both queries move together
         pairs = query[row] + shift, target[row]
-        return float(stored.pair_losses(*(x[None] for x in pairs))[0])
+        return float(stream.pair_losses(*(x[None] for x in pairs))[0])
 
     with jax.enable_x64(True):
-        found = np.asarray(stored.pair_slopes(query, target))
-        turned = stored.pair_slopes(query[:, ::-1], target[:, ::-1])
+        found = np.asarray(stream.pair_slopes(query, target))
+        turned = stream.pair_slopes(query[:, ::-1], target[:, ::-1])
         np.testing.assert_allclose(turned, found, rtol=1e-12)
         for row in range(5):
             by_hand = gss_twin.slope(query[row], target[row])

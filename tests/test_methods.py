@@ -34,7 +34,7 @@ from helpers import key_uses, run_directories, toy
 from jaxcl import core, lookup, schema, sharding
 from jaxcl.config import sections
 from jaxcl.memory import queue as queue_lib
-from jaxcl.methods.online_ssl import regularisers
+from jaxcl.methods import online_ssl
 from jaxcl.methods.two_view import bases, head, strategies
 from jaxcl.run import checkpoint, job, train
 
@@ -207,6 +207,17 @@ TWO_VIEW["dino-finetune-ibot"] = Row(
         "optimizer.lr": 0.01,
     },
     idle=NO_TEACHER,
+)
+# Frozen networks that follow within a task, which starts no new one.
+FOLLOWED = {"task": "no teacher waits for the second task"}
+TWO_VIEW["byol-cassle-ema"] = Row(
+    {"method.base": "byol", "method.strategy": "cassle", "method.teacher": "ema"},
+    idle=FOLLOWED,
+)
+TWO_VIEW["mocov2plus-pnr-snapshot"] = Row(
+    {"method.strategy": "pnr", "method.teacher": "snapshot"}
+    | {"method.snapshot_every": 9},
+    idle=FOLLOWED,
 )
 TWO_VIEW["mocov2plus-pnr"] = TWO_VIEW["mocov2plus-pnr"]._replace(
     family="two-view", quick=True
@@ -522,13 +533,15 @@ def test_every_method_base_and_strategy_has_a_row():
         ("strategy", strategies, strategies.STRATEGIES),
     ):
         modules = lookup.list_modules(package.__name__)
-        assert table == {name: module.make for name, module in modules.items()}
+        others = getattr(package, "OF_STREAMS", {})  # rows of online_ssl have these
+        made = {name: module.make for name, module in modules.items()}
+        assert table | others == made
         rows = {row.changes.get(f"method.{option}") for row in TWO_VIEW.values()}
         assert rows - {None} == {*table}
     regularised = {
         row.changes["method"].get("regulariser") for row in ONLINE_SSL.values()
     }
-    assert regularised - {None} | {"none"} == {*regularisers.REGULARISERS}
+    assert regularised - {None} | {"none"} == {*online_ssl.REGULARISERS}
 
 
 @pytest.mark.parametrize("name", ONE_ROW_EACH)

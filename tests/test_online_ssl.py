@@ -26,11 +26,10 @@ from helpers import (
     twins,
     two_view_losses,
 )
-from jaxcl import core, optim, schema
+from jaxcl import core, optim
 from jaxcl.memory import buffer, policies
 from jaxcl.methods import online_ssl
-from jaxcl.methods.online_ssl import step as step_lib
-from jaxcl.methods.two_view import bases
+from jaxcl.methods.two_view import bases, records, stream
 from jaxcl.run import train
 
 # Rows of a batch, replayed ones (no multiple), of the memory, of a queue bank; features
@@ -98,7 +97,7 @@ def parts(policy="fifo", **changes):
 def taken(base, regulariser, options):
     """Those options that the base and the regulariser have."""
     given = {"base": base, "regulariser": regulariser}
-    names = schema.option_of(online_ssl.make, given)
+    names = toy.names_of_options(online_ssl.make, given)
     return {name: value for name, value in options.items() if name in names}
 
 
@@ -167,7 +166,7 @@ class Twin:
         self.velocity = twins.to64(twins.velocity(state))
         self.slow, self.teacher = twins.to64((extra.momentum, extra.teacher))
         self.teacher_stats = twins.to64(extra.teacher_stats)
-        queues = (extra.base, extra.frozen_queue)
+        queues = (extra.base, extra.strategy)
         self.queues = twins.to64([None if x is None else x.rows for x in queues])
         for name in {"projection", "feature", "loss", "score"} & set(self.items):
             self.items[name] = twins.to64(extra.memory.items[name])
@@ -191,9 +190,8 @@ class Twin:
 
     def follow(self, keep):
         self.teacher = mean_of(self.teacher, self.copied(self.params), keep)
-        if self.averaged:
-            now = self.copied(self.stats)
-            self.teacher_stats = mean_of(self.teacher_stats, now, keep)
+        now = self.copied(self.stats)
+        self.teacher_stats = mean_of(self.teacher_stats, now, keep)
 
     def update(self, incoming, key):
         size, active = self.size, self.filled.sum() > self.drawn
@@ -208,7 +206,7 @@ class Twin:
             if active:
                 replayed = twins.views_of(np.float64(self.items["image"][slots]))
         if self.mixes and active:
-            k_mix = jax.random.fold_in(key, online_ssl.step._MIX)
+            k_mix = jax.random.fold_in(key, stream._MIX)
             own = float(jax.random.beta(k_mix, MIX, MIX))
             views = np.stack(
                 [
@@ -437,7 +435,7 @@ class Twin:
         close(extra.momentum, self.slow)
         close(extra.teacher, self.teacher)
         close(extra.teacher_stats, self.teacher_stats)
-        held = [extra.base, extra.frozen_queue]
+        held = [extra.base, extra.strategy]
         close([x if x is None else x.rows for x in held], self.queues)
         if self.spec.queue_size:
             assert int(extra.base.pointer) == self.pointer
@@ -607,18 +605,19 @@ def test_rows_are_replayed_once_more_are_stored_than_a_draw_has():
         return jnp.repeat(images[:, None].astype(jnp.float32), 2, axis=1)
 
     rows = {"image": jnp.arange(1, 5, dtype=jnp.uint8).reshape(4, 1, 1, 1)}
-    keys = step_lib.UpdateKeys(*jax.random.split(jax.random.key(0), 4))
+    (keys,) = stream.split_keys(jax.random.key(0), 1)
     setup = types.SimpleNamespace(
-        size=2,
+        stream=records.Stream(size=2),
         parts=types.SimpleNamespace(augment=augment),
-        plan=types.SimpleNamespace(mix=None),
+        strategy=records.Strategy(),
     )
     empty = buffer.create(jax.tree.map(lambda x: x[0], rows), 4)
     incoming = {"image": jnp.full((3, 1, 1, 1), 9, jnp.uint8)}
     for count in range(5):
         slots = jnp.where(jnp.arange(4) < count, jnp.arange(4), 4)
-        extra = types.SimpleNamespace(memory=buffer.write(empty, slots, rows))
-        found = step_lib._read_rows(setup, extra, incoming, keys)
+        memory = buffer.write(empty, slots, rows)
+        reading = records.Reading(augment(None, incoming["image"]))
+        found = stream.add_rows(setup, memory, keys, reading)
         assert bool(found.active) == (count > 2)
         pixels = found.views[:, 0, 0, 0, 0]  # replayed rows stand before the others
         assert (pixels[2:] == 9).all() and bool((pixels[:2] < 9).all()) == (count > 2)

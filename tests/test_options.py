@@ -1,5 +1,6 @@
 """resolved.json: every option of a run with the value that it had."""
 
+import copy
 import json
 from collections.abc import Mapping
 from typing import Annotated, Literal
@@ -26,7 +27,7 @@ def test_every_option_of_every_config_has_a_value(name):
     assert json.loads(json.dumps(values)) == values
 
     def check(function, section, *without):
-        for name, option in schema.option_of(function, section).items():
+        for name, option in schema.option_of(function).items():
             if name not in ("dtype", "epochs", *without):
                 assert name in section or option.default is schema.NONE, name
 
@@ -40,7 +41,10 @@ def test_every_option_of_every_config_has_a_value(name):
         if key in raw:
             check(choices[raw[key]["name"]], values[key])
     if "method" in raw:
-        check(lookup.find_method(raw["method"]["name"]).make, values["method"])
+        make = lookup.find_method(raw["method"]["name"]).make
+        check(make, values["method"])
+        for key, rule in schema.choices(make).items():
+            check(rule.find(values["method"][key], key)[0], values["method"][key])
     for key, section in raw.get("evaluators", {}).items():
         make = lookup.find_module("jaxcl.evals", section.get("name", key), "").make
         check(make, values["evaluators"][key], "directory")
@@ -53,20 +57,23 @@ def test_every_option_of_every_config_has_a_value(name):
 
 
 def test_none_stands_for_what_the_base_and_the_strategy_have():
-    own = dict.fromkeys(("output_dim", "hidden_dim", "predictor_hidden_dim"))
     method = options.values(
         raw_of(**{"method": {"name": "two_view", "base": "byol", "strategy": "ewc"}})
     )["method"]
-    byol = bases.make_base("byol")
-    assert own.keys() < method.keys()
+    base, byol = method["base"], bases.make_base("byol")
     assert method["hidden_dim"] == byol.projector.hidden_dim == 4096
     assert method["output_dim"] == 256 and method["hidden_layers"] == 1
-    assert method["predictor_hidden_dim"] == byol.predictor_hidden_dim == 4096
-    assert (method["momentum_start"], method["momentum_end"]) == byol.momentum
-    assert method["weight"] == 0.01 != byol.weight
-    section = {"name": "online_ssl", "base": "simclr", "regulariser": "cla_r"}
+    assert base["predictor_hidden_dim"] == byol.predictor_hidden_dim == 4096
+    assert (base["momentum_start"], base["momentum_end"]) == byol.momentum
+    assert method["strategy"]["weight"] == 0.01 != byol.weight
+    section = {"name": "two_view", "base": "vicreg", "strategy": "pnr"}
+    strategy = options.values(raw_of(method=section))["method"]["strategy"]
+    assert (strategy["weight"], strategy["negative_weight"]) == (25.0, 23.0)
+    section = {"name": "online_ssl", "base": "mocov2plus", "regulariser": "cla_r"}
     online = options.values(raw_of(method=section))["method"]
-    assert online["weight"] == 1 and online["temperature"] == 0.2
+    assert online["regulariser"]["weight"] == 1
+    assert online["base"]["temperature"] == 0.2
+    assert online["base"]["queue_size"] == 2048 < base.get("queue_size", 65536)
 
 
 @pytest.mark.parametrize(
@@ -168,3 +175,70 @@ def test_sections_are_found_by_their_types_however_these_are_written():
     found = sections.names_of_sections()
     assert {"data", "replay", "tuning", "mesh", "evaluators"} < found
     assert not {"name", "seed", "precision", "epochs"} & found
+
+
+OLD = {"name": "two_view", "base": "simclr", "strategy": "pnr", "temperature": 0.3}
+NEW = OLD | {"base": {"name": "simclr", "temperature": 0.3}}
+del NEW["temperature"]
+
+
+def test_a_run_of_an_older_config_resumes_with_todays(tmp_path):
+    """Its options of base and strategy stand beside their names."""
+    build.build(toy.config(method=NEW), tmp_path)
+    path = tmp_path / "config.json"
+    saved = json.loads(path.read_text())
+    assert saved["method"] == NEW | {"strategy": {"name": "pnr"}}
+    path.write_text(json.dumps(saved | {"method": OLD | {"queue_size": None}}))
+    for method in (NEW, OLD):
+        build.build(toy.config(method=method), tmp_path)
+    with pytest.raises(ValueError, match=r"config\.method\.base\.temperature"):
+        build.build(toy.config(method=OLD | {"temperature": 0.2}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "words, base",
+    [
+        ("", {"name": "mocov2plus", "queue_size": 256}),
+        (".base=byol", {"name": "byol"}),
+        (".base=byol .base.form=paper", {"name": "byol", "form": "paper"}),
+        (".base={'name':'byol','form':'paper'}", {"name": "byol", "form": "paper"}),
+        (".base=nnclr .base.temperature=1.0", {"name": "nnclr", "temperature": 1.0}),
+        # As flags were before a base had a section.
+        (".base=dino .temperature=0.3", {"name": "dino", "temperature": 0.3}),
+    ],
+)
+def test_a_flag_names_a_base_or_sets_its_option(words, base):
+    config = files.read_config(
+        ["--config=digits", *(f"--config.method{word}" for word in words.split())]
+    )
+    for one in (config, copy.deepcopy(config)):
+        method = sections.nest_method(one.to_dict())["method"]
+        assert method["base"].pop("queue_size", 256) == 256
+        assert method["base"] == {k: v for k, v in base.items() if k != "queue_size"}
+        assert method["strategy"] == {"name": "pnr", "distill_hidden_dim": 128}
+
+
+def test_values_that_follow_a_base_follow_its_section():
+    """Also in a copy; an option that is set wins."""
+    config = files.read_config(["--config=pnr_cifar10_small"])
+    copied = copy.deepcopy(config)
+    copied.method.base = "vicreg"
+    copied.method.update(strategy="pnr", hidden_dim=7)
+    assert copied.method.strategy.negative_weight == 23.0
+    assert (config.method.base.name, copied.method.hidden_dim) == ("mocov2plus", 7)
+    assert config.method.strategy.negative_weight == 1.0 != config.optimizer.lr
+    assert copied.optimizer.lr != config.optimizer.lr
+    copied.method.strategy.negative_weight = 2.0
+    copied.method.base = "byol"
+    assert copied.method.strategy.negative_weight == 2.0
+    assert copied.method.base.predictor_hidden_dim == 256
+
+
+def test_options_of_a_base_are_listed_under_the_base():
+    words = ["--config.method.base=dino", "--config.method.temperature=0.3"]
+    raw, given = shown.read_command(["--config=digits", *words])
+    origins = {x.option.path: x.origin for x in shown.entries(raw, given)}
+    base, strategy = "config.method.base", "config.method.strategy.name"
+    assert origins[f"{base}.name"] == origins[f"{base}.temperature"] == "command"
+    assert origins["config.method.name"] == origins[strategy] == "config"
+    assert origins[f"{base}.prototypes"] == "default"

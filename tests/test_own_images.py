@@ -109,7 +109,8 @@ def test_epochs_and_batch_follow_the_number_of_images(rows, epochs, batch, joint
     assert scenario == {"name": "data", "num_tasks": 5, "evaluation": "none"}
     assert config.batch_size == batch
     assert 4 * batch <= max(rows // 5, 8)
-    assert (config.method.queue_size or batch) >= batch
+    config.method.base = "mocov2plus"
+    assert config.method.base.queue_size >= batch
     config.epochs = 3
     assert config.schedule.warmup_epochs == 1
     config.epochs = 1

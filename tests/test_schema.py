@@ -11,11 +11,10 @@ import pytest
 from helpers import toy
 from helpers.annotations import leaves, members
 from helpers.config_functions import FUNCTIONS
-from jaxcl import schema
+from jaxcl import errors, schema
 from jaxcl.config import build, sections
 from jaxcl.data import scenarios
 from jaxcl.methods import online_ssl, two_view
-from jaxcl.methods.online_ssl import regularisers
 from jaxcl.methods.two_view import bases, strategies
 
 NAN, INF = float("nan"), float("inf")
@@ -30,7 +29,7 @@ CALLS = {
 for _kind, _make, _names in (
     ("base", two_view.make, bases.BASES),
     ("strategy", two_view.make, strategies.STRATEGIES),
-    ("regulariser", online_ssl.make, regularisers.REGULARISERS),
+    ("regulariser", online_ssl.make, online_ssl.REGULARISERS),
 ):
     CALLS |= {f"{_kind} {x}": partial(_make, None, **{_kind: x}) for x in _names}
 for _kind in ("base", "strategy"):
@@ -163,7 +162,7 @@ def test_none_is_refused_where_it_means_nothing():
         ({"optimizer.nesterov": "text"}, "config.optimizer.nesterov='text'"),
         ({"augment.mean": (123.7,)}, "config.augment.mean[0]=123.7"),
         ({"augment.size": 10**8}, "config.augment.size=100000000"),
-        ({"method.temperature": -1}, "config.method.temperature=-1"),
+        ({"method.temperature": -1}, "config.method.base.temperature=-1"),
         ({"epochs": (1, 2**31)}, "config.epochs[1]=2147483648"),
         ({"progress": (INF, 1.0)}, "config.progress=(inf, 1.0)"),
         ({"name": "../x"}, "config.name='../x'"),
@@ -199,13 +198,44 @@ def test_nonsense_is_refused(tmp_path, changes, said):
     assert not (tmp_path / "run").exists()
 
 
-def test_none_is_no_option_of_another_base():
-    """A config may hold None for a size of every base; a misspelt name is refused."""
-    section = {"base": "byol", "queue_size": None, "momentum_end": 0.5}
-    found = schema.options(two_view.make, section, "config.method")
-    assert found == {"base": "byol", "momentum_end": 0.5}
-    with pytest.raises(ValueError, match=r"config\.method\.queue_sise"):
-        schema.options(two_view.make, section | {"queue_sise": None}, "config.method")
+NESTED = {"base": {"name": "byol", "momentum_end": 0.5}, "strategy": {"name": "pnr"}}
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        NESTED,
+        # As configs once were: all options beside the names.
+        {"base": "byol", "strategy": "pnr", "momentum_end": 0.5},
+        # A config may hold None for a size of every base.
+        {"base": "byol", "strategy": "pnr", "momentum_end": 0.5, "queue_size": None},
+        # A flag's option stands beside the section that the config has.
+        NESTED | {"base": {"name": "byol", "momentum_end": 0.1}, "momentum_end": 0.5},
+        NESTED | {"base": NESTED["base"] | {"queue_size": schema.NONE}},
+    ],
+)
+def test_an_option_of_a_base_is_in_the_section_of_the_base(section):
+    assert schema.options(two_view.make, section, "config.method") == NESTED
+    nested = schema.nest_options(two_view.make, section, "config.method")
+    assert schema.nest_options(two_view.make, nested, "config.method") == nested
+
+
+@pytest.mark.parametrize(
+    "section, said",
+    [
+        ({"base": "byol", "queue_sise": None}, "config.method.queue_sise"),
+        ({"base": {"name": "byol", "queue_sise": None}}, "config.method.base.queue_"),
+        ({"base": "byol", "queue_size": 8}, "config.method.queue_size=8.*'mocov2plus'"),
+        ({"base": {"name": "byol", "queue_size": 8}}, "base.queue_size=8.*'nnclr'"),
+        ({"base": {"name": "byol", "form": "pape"}}, "base.form='pape'.*paper"),
+        ({"base": "byool"}, "config.method.base='byool'.*byol"),
+        ({"base": 3}, "config.method.base=3"),
+        ({"strategy": {"weight": -1}}, "config.method.strategy.weight=-1"),
+    ],
+)
+def test_a_section_in_config_method_refuses_what_its_function_does(section, said):
+    with pytest.raises(errors.Refused, match=said):
+        schema.options(two_view.make, section, "config.method")
 
 
 # The rules

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import dense_net, twins, two_view_losses
-from jaxcl import core, optim, schema
+from helpers import dense_net, toy, twins, two_view_losses
+from jaxcl import core, optim
 from jaxcl.memory import buffer, importance, policies
 from jaxcl.memory import queue as queue_lib
 from jaxcl.methods import two_view
@@ -71,6 +71,13 @@ CASES = {f"{base}-{strategy}": (base, strategy, {}) for base, strategy in PAIRS}
     "simclr-pnr-pn1": ("simclr", "pnr", {"pn2": False}),
     "mocov2plus-pnr-pn2": ("mocov2plus", "pnr", {"pn1": False}),
     "supcon-pnr-others": ("supcon", "pnr", {"pseudo_negatives": "other_classes"}),
+    # A teacher that follows within the task, as on a stream.
+    "byol-cassle-ema": ("byol", "cassle", {"teacher": "ema", "teacher_ema": 0.7}),
+    "mocov2plus-pnr-snapshot": (
+        "mocov2plus",
+        "pnr",
+        {"teacher": "snapshot", "snapshot_every": 2, "frozen_bn": "batch"},
+    ),
     # Steps in which the encoder waits for the heads: two of the first task's three.
     "mocov2plus-pnr-heads": ("mocov2plus", "pnr", {"head_steps": 2}),
     # The last step of a task counts, however small the share.
@@ -117,7 +124,8 @@ def parts(augment=lambda key, images: twins.views_of(images), local=None):
 
 def taken(base, strategy, options):
     """Those options that the base and the strategy have."""
-    names = schema.option_of(two_view.make, {"base": base, "strategy": strategy})
+    given = {"base": base, "strategy": strategy}
+    names = toy.names_of_options(two_view.make, given)
     return {name: value for name, value in options.items() if name in names}
 
 
@@ -209,6 +217,7 @@ class Twin:
         self.options = OPTIONS | self.options  # of other bases, too
         self.spec = bases.make_base(self.base)
         self.plan = strategies.make_strategy(self.strategy)
+        self.follows = self.options.get("teacher", "task")
         self.stores = self.strategy in ("der", "lump")
         self.local = name.endswith("local")
         # Of DINO's projector; slow network and teacher copy its prototypes, too.
@@ -261,7 +270,7 @@ class Twin:
             self.params["projector"] = jax.tree.map(
                 lambda a, b: np.where(is_new, a, b), twins.to64(drawn), kept
             )
-        if not self.plan.teacher or index == 0:
+        if not self.plan.teacher or index == 0 or self.follows != "task":
             return
         if self.plan.distiller_hidden_dim and index == 1:
             for born in {"distiller", "distil_prototypes"} & set(state.params):
@@ -393,7 +402,7 @@ class Twin:
 
     def loss_and_slopes(self, outputs, label, frozen):
         """The loss, and its slopes with respect to the outputs by differences."""
-        alone = self.task == 0 and self.plan.teacher
+        alone = self.task == 0 and self.plan.teacher and self.follows == "task"
         names = two_view_losses.Options._fields
         given = {n: self.options[n] for n in names if n in self.options}
         options = two_view_losses.Options(**given)
@@ -449,7 +458,10 @@ class Twin:
                 groups=2,
                 smooth=self.smooth,
             )
-        later = self.task > 0
+        later = self.task > 0 or self.follows != "task"
+        if self.follows == "snapshot":
+            if self.step_number % self.options["snapshot_every"] == 0:
+                self.move_teacher(0.0)
         if self.plan.teacher and later:
             passed = {"frozen_h": rows, "f": rows}
             for net, name in zip(COPIED, passed, strict=True):
@@ -498,9 +510,22 @@ class Twin:
             self.params["encoder"], self.stats["encoder"] = before
         self.step_number += 1
         self.follow(progress, outputs, frozen, later)
+        if self.follows == "ema":
+            self.move_teacher(self.options["teacher_ema"])
         if self.stores:
             self.store(k_write, images, outputs["z"][::2])
         return {"loss": loss, "lr": lr, "grad_norm": norm}
+
+    def move_teacher(self, keep):
+        """Average the teacher with the networks; the share `keep` is old."""
+
+        def average(old, new):
+            return jax.tree.map(lambda a, b: keep * a + (1 - keep) * b, old, new)
+
+        self.teacher = {n: average(x, self.params[n]) for n, x in self.teacher.items()}
+        self.teacher_stats = {
+            n: average(x, self.stats[n]) for n, x in self.teacher_stats.items()
+        }
 
     def penalised(self, grads, lr, progress):
         """EWC, Eq. 3; the task's own gradients make its Fisher information."""
@@ -778,7 +803,8 @@ def test_three_tasks_are_the_equations(name):
     twin.compare(state)
     for index in range(3):
         before, state = state, begun(method, state, index)
-        if twin.plan.distiller_hidden_dim and index == 1:
+        restarts = twin.plan.distiller_hidden_dim and twin.follows == "task"
+        if restarts and index == 1:
             check_newborn(before, state)
         twin.begin(index, state)
         twin.compare(state)

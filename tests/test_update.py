@@ -699,7 +699,12 @@ def test_flags_change_the_recipe_of_an_encoder_option_by_option(tmp_path):
 
     made = changed("tuning.lora_rank=4", "method.strategy=pnr", "epochs=2")
     assert made["tuning"] == {"lora_rank": 4, "open_layers": 1}
-    assert made["method"] == recipe["method"] | {"strategy": "pnr"}
+    names = {"base": {"name": "simclr"}, "strategy": {"name": "pnr"}}
+    assert made["method"] == recipe["method"] | names
+    made = changed("method.base.temperature=0.1", "method.strategy.weight=2.0")
+    assert made["method"]["base"] == {"name": "simclr", "temperature": 0.1}
+    assert made["method"]["strategy"] == {"name": "cassle", "weight": 2.0}
+    made = changed("tuning.lora_rank=4", "method.strategy=pnr", "epochs=2")
     assert made["epochs"] == 2 and made["augment"] == {"size": 8}
     recipe["tuning"] = None  # of an encoder that has no adapters
     assert changed()["tuning"] is None

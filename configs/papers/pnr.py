@@ -53,8 +53,14 @@ def start(name):
     """Return a config of MoCo with PNR, and the reference that its values follow."""
     config = ml_collections.ConfigDict()
     config.name = name
-    config.method = {"name": "two_view", "base": "mocov2plus", "strategy": "pnr"}
-    return config, config.method.get_ref("base")
+    config.method = recipe.Sections(
+        {
+            "name": "two_view",
+            "base": {"name": "mocov2plus"},
+            "strategy": {"name": "pnr"},
+        }
+    )
+    return config, config.method.base.get_ref("name")
 
 
 def full(name, table):
@@ -70,9 +76,7 @@ def full(name, table):
     config.precision = "auto"
     config.scenario = {"name": "class", "num_tasks": 5, "class_order": "released"}
     config.augment = photo_augment(base)
-    recipe.set_where_taken(
-        config.method, negative_weight=recipe.look_up(column(table, 3), base)
-    )
+    set_lambda(config, recipe.look_up(column(table, 3), base))
     config.optimizer = lars(table, base)
     config.schedule = {"name": "warmup_cosine", "warmup_epochs": 10, "start": 0.003}
     config.evaluators = {"collapse": {}, "linear": probe(table, base)}
@@ -105,10 +109,9 @@ def full_imagenet(name, table, depth=18):
         std=(0.228, 0.224, 0.225),
     )
     config.encoder = resnet(depth, "imagenet")
-    recipe.set_where_taken(
-        config.method,
-        predictor_hidden_dim=recipe.look_up({"": 8192, "simsiam": 512}, base),
-    )
+    widths = {"byol": 8192, "nnclr": 8192, "simsiam": 512}
+    table = {name: {"predictor_hidden_dim": width} for name, width in widths.items()}
+    recipe.set_by_name(config.method.base, table)
     return config, base
 
 
@@ -154,6 +157,11 @@ def probe(table, base, **more):
     }
 
 
+def set_lambda(config, value):
+    """Set the weight of the distance that PNR subtracts, a number or a reference."""
+    recipe.set_by_name(config.method.strategy, {"pnr": {"negative_weight": value}})
+
+
 def set_small_heads(config, base, *, queue_size, lambdas):
     """Give heads of width 256, and what goes with them, to a small network.
 
@@ -164,15 +172,19 @@ def set_small_heads(config, base, *, queue_size, lambdas):
       lambdas: base -> PNR's lambda; "" for all others.
     """
     config.method.update(hidden_dim=256, output_dim=128)
-    recipe.set_where_taken(
-        config.method,
-        predictor_hidden_dim=recipe.look_up({"": 256, "simsiam": 64}, base),
-        distill_hidden_dim=256,
-        queue_size=queue_size,
-        prototypes=1024,
-        slices=256,
-        negative_weight=recipe.look_up(lambdas, base),
-    )
+    bases = {
+        "byol": {"predictor_hidden_dim": 256},
+        "simsiam": {"predictor_hidden_dim": 64},
+        "mocov2plus": {"queue_size": queue_size},
+        "nnclr": {"predictor_hidden_dim": 256, "queue_size": queue_size},
+        "dino": {"prototypes": 1024},
+        "swav": {"prototypes": 1024},
+        "lejepa": {"slices": 256},
+    }
+    strategies = dict.fromkeys(("cassle", "pnr"), {"distill_hidden_dim": 256})
+    recipe.set_by_name(config.method.base, bases)
+    recipe.set_by_name(config.method.strategy, strategies)
+    set_lambda(config, recipe.look_up(lambdas, base))
 
 
 def small(name, size, lambdas):
@@ -222,12 +234,14 @@ def set_regime(config):
     the network is evaluated with. Numbers of the two regimes do not compare.
     """
     config.regime = "library"  # or "released"
-    regime, base = config.get_ref("regime"), config.method.get_ref("base")
+    regime, base = config.get_ref("regime"), config.method.base.get_ref("name")
 
     def choose(library, released):
         return recipe.look_up({"library": library, "released": released}, regime)
 
-    recipe.set_where_taken(config.method, frozen_bn=choose("running", "batch"))
+    frozen_bn = {"frozen_bn": choose("running", "batch")}
+    taught = ("cassle", "pnr", "less_forget", "lwf_features")
+    recipe.set_by_name(config.method.strategy, dict.fromkeys(taught, frozen_bn))
     config.method.update(
         online_head=choose(False, True),
         head_form=choose("apart", "released"),

@@ -12,7 +12,7 @@ from . import my_loss
 def make(
     *, scale: schema.Positive = 2.0, uniformity: schema.Weight = 1.0
 ) -> records.Base:
-    """Make the base. Its arguments are options of config.method.
+    """Make the base. Its arguments are options of config.method.base.
 
     Args:
       scale: the paper's t.

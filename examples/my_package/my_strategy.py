@@ -12,15 +12,14 @@ from jaxcl.methods.two_view import records
 
 
 def make(*, weight: schema.Weight = 1.0) -> records.Strategy:
-    """Make the strategy. Its arguments are options of config.method.
+    """Make the strategy. Its arguments are options of config.method.strategy.
 
     Args:
       weight: of the term that it adds to the base's loss.
     """
 
-    def loss(base, x):
-        """Add weight * the mean squared distance to the teacher to the base's loss."""
-        hint = distill.cassle_mse(*core.split_views(x.z, x.f))
-        return base.loss(x) + weight * hint
+    def term(base, x):
+        """Compute the mean squared distance to the teacher, which the loss adds."""
+        return distill.cassle_mse(*core.split_views(x.z, x.f))
 
-    return records.Strategy(loss, teacher="running")
+    return records.Strategy(term, weight, teacher=records.Teacher("running"))

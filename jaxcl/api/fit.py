@@ -18,7 +18,7 @@ import numpy as np
 from absl import logging
 from etils import epath
 
-from jaxcl import errors, numerics
+from jaxcl import errors, lookup, numerics
 from jaxcl.api import inputs, result
 from jaxcl.config import build, own_images, recipe, run_config
 from jaxcl.data import sources
@@ -177,7 +177,7 @@ def _make_config(section, encoder, size, tasks, scenario) -> ml_collections.Conf
 
 def _check_strategy(config) -> None:
     """Refuse a strategy that needs an earlier task if there is none."""
-    name = config.method.strategy
+    name = lookup.name_of(config.to_dict()["method"].get("strategy"))
     if config.scenario.name != "joint" or config.get("start"):
         return
     if name not in strategies.STRATEGIES:  # `build` says what there is

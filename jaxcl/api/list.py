@@ -40,7 +40,7 @@ KINDS = {
     ),
     "regularisers": Kind(
         "--config.method.regulariser=NAME, with the method online_ssl",
-        "jaxcl.methods.online_ssl.regularisers",
+        "jaxcl.methods.online_ssl",
         "REGULARISERS",
     ),
     "policies": Kind(

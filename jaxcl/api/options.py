@@ -44,7 +44,7 @@ def meanings(function: Callable) -> dict[str, str]:
       function: of options; or a dataclass or NamedTuple, with a comment at each field.
     """
     signature = inspect.signature(function)
-    function, known = inspect.unwrap(function), set(signature.parameters)
+    function, known = schema.unwrap(function), set(signature.parameters)
     if inspect.isclass(function):
         return _from_comments(_read_class(function), known)
     told = _from_docstring(inspect.getdoc(function) or "", known)
@@ -135,12 +135,22 @@ def entries(raw: Mapping, given: set[str]) -> Iterator[OptionEntry]:
         if asked.get(path) != value:
             origins[path] = "checkpoint" if raw.get("checkpoint") else "start"
     for option in options_lib.iterate_options(whole):
-        origin = origins.get(option.path, "config") if option.asked else "default"
+        found = (origins[x] for x in _list_spellings(option.path) if x in origins)
+        origin = next(found, "config") if option.asked else "default"
         meaning = "no such option"
         if option.function:
             told = meanings(option.function)
             meaning = option.meaning or told.get(option.name, "")
         yield OptionEntry(option, origin, meaning)
+
+
+def _list_spellings(path: str) -> list[str]:
+    """List the fields that set an option: config.method.base sets its name."""
+    section, _, name = path.rpartition(".")
+    outer = section.rpartition(".")[0]
+    if outer != "config.method":
+        return [path]
+    return [path, section if name == "name" else f"{outer}.{name}"]
 
 
 def format_options(shown: Sequence[OptionEntry], width: int = 100) -> str:
@@ -175,7 +185,8 @@ def _check_values(found: Sequence[OptionEntry]) -> None:
         if option.function is None:
             section = option.path.rpartition(".")[0]
             others = (x.option for x in found if x.option.function)
-            beside = [x.name for x in others if x.path.rpartition(".")[0] == section]
+            paths = [x.path for x in others if x.path.startswith(f"{section}.")]
+            beside = [path.removeprefix(f"{section}.") for path in paths]
             near = difflib.get_close_matches(option.name, beside, n=3)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
             raise Refused(f"{option.path}={option.value!r}: no such option{hint}")

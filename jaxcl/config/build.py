@@ -43,7 +43,7 @@ def build(
     if raw.get("seeds", 1) != 1:
         return _build_seeds(raw, workdir)
     with agreement.failing_together():
-        raw = fill_from_encoder(raw)
+        raw = sections.nest_method(fill_from_encoder(raw))
         plain, top = options_lib.to_json(raw, "config"), sections.read_top(raw)
         compile_cache.use_cache(top.compile_cache)
         # Below again, when the choices of the machine are known
@@ -119,6 +119,7 @@ def _build_seeds(raw, workdir) -> seeds.SeedRuns:
     """Make the runs of several seeds, each with a directory and a config of its own."""
     if raw.get("checkpoint") is not None:
         raise Refused("config.seeds: a checkpoint is evaluated once; must be 1")
+    raw = sections.nest_method(raw)
     whole, plain = sections.fill_from_start(raw), options_lib.to_json(raw, "config")
     top = sections.read_top(whole)
     run_config.check_config(workdir, plain)
@@ -160,6 +161,7 @@ def plan_job(
       Refused: as `build`, and where the config trains nothing.
     """
     raw = sections.fill_from_start(_fill_precision(config.to_dict()))
+    raw = sections.nest_method(raw)
     if raw.get("checkpoint") is not None:
         raise Refused("config.checkpoint: nothing is trained; must be None")
     off = dict(evaluators={}, plasticity=False, start=None, loggers="")

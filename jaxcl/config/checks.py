@@ -6,8 +6,8 @@ import jax
 from absl import logging
 from etils import epath
 
-from jaxcl import core, sharding
-from jaxcl.config import files, options, sections
+from jaxcl import core, lookup, sharding
+from jaxcl.config import files, options, run_config, sections
 from jaxcl.data import fetch, identity, splits, storage, stream
 from jaxcl.errors import Refused
 from jaxcl.run import agreement, folder
@@ -154,8 +154,10 @@ def _check_same(field, run, plain, same) -> None:
     path = epath.Path(run) / "config.json"
     if not path.exists():
         raise Refused(f"{field}: there is no run in it")
-    configs = (storage.read_object(path), plain)
-    configs = (x | {"base": x.get("method", {}).get("base")} for x in configs)
+    configs = (run_config.read_config(path), plain)
+    configs = (
+        x | {"base": lookup.name_of(x.get("method", {}).get("base"))} for x in configs
+    )
     pair = [{name: x[name] for name in same if name in x} for x in configs]
     if changed := options.differences(*pair):
         raise Refused(

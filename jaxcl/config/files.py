@@ -81,6 +81,25 @@ def located_in(argv: Sequence[str]) -> list[str]:
     return words
 
 
+class _SectionParser(flags.ArgumentParser):
+    """Parse the value of a whole section: its name, or a dict of its options."""
+
+    def parse(self, argument):
+        """Return a name, for `recipe.Sections`, or a section."""
+        if not isinstance(argument, str):
+            return argument
+        try:
+            value = ast.literal_eval(argument)
+        except (SyntaxError, ValueError):
+            return argument
+        if not isinstance(value, dict):
+            raise Refused(f"{argument}: must be a name, or a section {{...}}")
+        return ml_collections.ConfigDict(value)
+
+
+config_flags.register_flag_parser_for_type(ml_collections.ConfigDict, _SectionParser())
+
+
 def read_config(words: Sequence[str]) -> ml_collections.ConfigDict:
     """Read the config of a command's words, as `jaxcl.main` does.
 

@@ -203,11 +203,9 @@ def _single_task_runs(
     if not evaluators:
         return None
     module, options = sections.find_method(top.method)
-    options = schema.defaults(module.make, options) | options
+    options = schema.defaults(module.make) | options
     other = options | dict(method.alone)
-    # Options that go with those that change go with them.
-    known = schema.option_of(module.make, other)
-    other = {name: value for name, value in other.items() if name in known}
+    other = schema.nest_options(module.make, other, "config.method")
 
     def make_job_alone(work):
         if other == options:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxcl import core, schema
+from jaxcl import core, lookup, schema
 from jaxcl.config import sections
 from jaxcl.data import scenarios
 from jaxcl.errors import Refused
@@ -56,6 +56,7 @@ def iterate_options(
     Raises:
       Refused: a section names a function that does not exist.
     """
+    raw = sections.nest_method(raw)
     fields = {field.name: field for field in dataclasses.fields(sections.TopLevel)}
     inner = sections.names_of_sections()
     top = {name: value for name, value in raw.items() if name not in inner}
@@ -75,11 +76,12 @@ def iterate_options(
 
 def _iterate_section(path, section, raw, replay) -> Iterator[schema.Option]:
     """Yield the options of a section, and of the sections inside it."""
-    function = sections.find_function(path, section)
+    method = lookup.name_of(raw.get("method"))
+    function = sections.find_function(path, section, method)
     inner = {
         name: value
         for name, value in _entries(section)
-        if isinstance(value, Mapping) and _is_section(path, name, value)
+        if isinstance(value, Mapping) and _is_section(path, name, value, function)
     }
     own = {name: value for name, value in section.items() if name not in inner}
     yield from _iterate_function(path, function, own, raw, replay, inner)
@@ -87,10 +89,12 @@ def _iterate_section(path, section, raw, replay) -> Iterator[schema.Option]:
         yield from _iterate_section(f"{path}.{name}", value, raw, replay)
 
 
-def _is_section(path, name, value) -> bool:
+def _is_section(path, name, value, function) -> bool:
     """Return whether an option is a section that a function of its own reads."""
     if path.startswith("config.data"):
         return "name" in value
+    if path == "config.method":
+        return name in schema.choices(function)
     return (path, name) == ("config.augment", "local")
 
 
@@ -134,8 +138,12 @@ def _find_dependent(path, function, options, raw, replay) -> dict:
         net = function(**options)
         unset = [name for name, value in options.items() if value is None]
         return {name: getattr(net, name, None) for name in unset}
-    if path == "config.method":
-        return schema.fill_dependent(function, options, replay)
+    if path.startswith("config.method"):
+        make = lookup.find_method(raw["method"]["name"]).make
+        method = schema.defaults(make) | raw["method"]
+        filled = schema.fill_dependent(make, method, replay)
+        *_, inner = path.split(".")
+        return filled if inner == "method" else filled.get(inner, {})
     if path == "config.tuning":
         return function(**options)._asdict()
     if path == "config.scenario":

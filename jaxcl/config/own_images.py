@@ -181,7 +181,13 @@ def config(
         raise Refused(f"config.data: {summary.rows} train images; must be 4 or more")
     made = ml_collections.ConfigDict()
     made.name = "own_images"
-    made.method = {"name": "two_view", "base": "simclr", "strategy": "finetune"}
+    made.method = recipe.Sections(
+        {
+            "name": "two_view",
+            "base": {"name": "simclr"},
+            "strategy": {"name": "finetune"},
+        }
+    )
     made.data = once = read_once(data, summary)
     side = min(summary.side, _LARGEST) if size is None else size
     is_open = any(section is known for known in ENCODERS.values())  # only named
@@ -197,7 +203,8 @@ def config(
     _set_tasks(made, summary, scenario, num_tasks, by_strategy)
     made.epochs = int(np.clip(_SEEN // summary.rows, *_EPOCHS))
     rows = 2 ** int(np.log2(max(min(summary.rows // 2, 65536), 256)))
-    recipe.set_where_taken(made.method, queue_size=rows)
+    queues = {name: {"queue_size": rows} for name in ("mocov2plus", "nnclr")}
+    recipe.set_by_name(made.method.base, queues)
     _set_optimizer(made)
     made.evaluators = _choose_evaluators(summary)
     made.plasticity = False
@@ -212,7 +219,7 @@ def _set_tasks(made, summary, scenario, num_tasks, by_strategy) -> None:
     tasks = _count_tasks(summary, scenario, num_tasks)
     sizes = _task_sizes(summary, scenario, tasks)
     rows, usual = min(sizes), int(np.median(sizes))
-    strategy = made.method.get_ref("strategy")
+    strategy = made.method.strategy.get_ref("name")
 
     def choose(joint, continual):
         table = {"finetune": joint} if by_strategy else {}
@@ -354,7 +361,7 @@ def _task_sizes(summary, scenario, num_tasks) -> list[int]:
 
 def _set_optimizer(made) -> None:
     """Set LARS with the base's rates, or AdamW for a ViT or ConvNeXt."""
-    base = made.method.get_ref("base")
+    base = made.method.base.get_ref("name")
     if made.encoder.name in ("vit", "convnext"):
         made.optimizer = {"name": "adam", "lr": 5e-4, "decoupled": True}
         made.optimizer.update({"exclude_1d": True, "weight_decay": 0.05})

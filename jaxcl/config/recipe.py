@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import config_dict
 
-from jaxcl import lookup, schema
+from jaxcl import schema
 from jaxcl.data import stream
 from jaxcl.errors import Refused
 
@@ -38,7 +38,7 @@ def look_up(table: dict, *fields: config_dict.FieldReference, default=None):
     """Tie a field to a table that other fields look up, see `compute`.
 
     `config.optimizer.lr = recipe.look_up({"byol": 1.0, "simclr": 0.6}, base)`, with
-    `base = config.method.get_ref("base")`, makes `--config.method.base=byol` bring
+    `base = config.method.base.get_ref("name")`, makes `--config.method.base=byol` bring
     BYOL's learning rate with it.
 
     Args:
@@ -70,35 +70,62 @@ def look_up(table: dict, *fields: config_dict.FieldReference, default=None):
     return compute(find, *fields, *usual, like=next(iter(table.values())))
 
 
-# Options of config.method that others go with.
-_CHOICES = ("base", "strategy", "regulariser")
+class Sections(config_dict.ConfigDict):
+    """A section with inner sections, which a plain string names.
+
+    `config.method.base = "byol"` and `--config.method.base=byol` change the name of the
+    section config.method.base. Values that follow the name change with it.
+    """
+
+    def __setitem__(self, key, value):
+        """Set an option; a string for a section is its name."""
+        inner = self[key] if key in self else None
+        if isinstance(value, str) and isinstance(inner, config_dict.ConfigDict):
+            inner["name"] = value
+        else:
+            super().__setitem__(key, value)
+
+    def update(self, *other, **values):
+        """Set several options, see `ConfigDict.update`."""
+        names = {
+            key: value
+            for key, value in values.items()
+            if isinstance(value, str) and key in self
+        }
+        for key, value in names.items():
+            self[key] = value
+        rest = {key: value for key, value in values.items() if key not in names}
+        super().update(*other, **rest)
 
 
-def set_where_taken(method: config_dict.ConfigDict, **values: Any) -> None:
-    """Set options of config.method for those bases and strategies that have them.
+def set_by_name(section: config_dict.ConfigDict, table: Mapping[str, Mapping]) -> None:
+    """Set options of an inner section that depend on its name.
 
-    If the final base and strategy lack an option, it is None, which is no error. So a
-    config may hold sizes for every base.
+    With `recipe.set_by_name(config.method.base, {"byol": {"momentum_start": 0.9}})`
+    `--config.method.base=byol` brings the option with it. For names that are not in the
+    table an option keeps the value that it had.
 
     Args:
-      method: config.method, with `name` and, if the method has them, `base` and
-        `strategy` or `regulariser`.
-      values: name of an option -> its value, or a result of `look_up`.
+      section: with a `name`.
+      table: name -> option -> value, or a result of `look_up`.
     """
-    make = lookup.find_method(method.name).make
-    chosen = {name: method.get_ref(name) for name in _CHOICES if name in method}
+    name = section.get_ref("name")
+    for option in dict.fromkeys(x for values in table.values() for x in values):
+        values = {kind: own[option] for kind, own in table.items() if option in own}
+        before = schema.NONE  # not set
+        if section.get(option) is not None:
+            before = section.get_oneway_ref(option)
 
-    def pick(name, value, *held):
-        try:
-            known = schema.option_of(make, dict(zip(chosen, held, strict=True)))
-        except Refused:  # `build` says what there is
-            return value
-        return value if name in known else None
+        def pick(held, before, *found, kinds=tuple(values)):
+            return dict(zip(kinds, found, strict=True)).get(held, before)
 
-    for name, value in values.items():
-        refers = isinstance(value, config_dict.FieldReference)
-        like = value.get() if refers else value
-        method[name] = compute(pick, name, value, *chosen.values(), like=like)
+        first = next(iter(values.values()))
+        like = first.get() if isinstance(first, config_dict.FieldReference) else first
+        tied = compute(pick, name, before, *values.values(), like=like)
+        with section.unlocked(), section.ignore_type():
+            if option in section:
+                del section[option]
+            section[option] = tied
 
 
 def warmup_epochs(epochs, usual: int | None = None) -> int:

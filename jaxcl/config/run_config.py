@@ -4,7 +4,7 @@ import jax
 from etils import epath
 
 from jaxcl import numerics, sharding
-from jaxcl.config import options
+from jaxcl.config import options, sections
 from jaxcl.data import storage
 from jaxcl.errors import Refused
 from jaxcl.run import lock
@@ -78,13 +78,21 @@ def read_config(path) -> dict:
     Raises Refused if the file is damaged.
     """
     try:
-        return storage.read_object(path)
+        return _nest(storage.read_object(path))
     except storage.NotJson as error:
         raise Refused(
             f"{error}. The rest of the run may be whole: put a copy of the file back, "
             "or run the same command with a new --workdir until it has begun, and take "
             "the config.json that it writes there"
         ) from error
+
+
+def _nest(config: dict) -> dict:
+    """Write a saved config as today's; leave it if its method is not found."""
+    try:
+        return sections.nest_method(config)
+    except Refused:
+        return config
 
 
 def check_config(workdir, config: dict, aside: tuple[str, ...] = ()) -> bool:

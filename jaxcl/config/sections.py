@@ -10,7 +10,7 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable, Mapping
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -144,6 +144,7 @@ def read_top(raw: dict) -> TopLevel:
     """Check the top level of a config, and replace precision "auto" by its meaning."""
     if raw.get("precision") == "auto":
         raw = raw | {"precision": choose_precision(raw)}
+    raw = nest_method(raw)
     judges = raw.get("checkpoint") is not None
     unused = dict.fromkeys(transfer.TRAINING, {}) if judges else {}
     top = TopLevel(**schema.options(TopLevel, unused | raw, "config"))
@@ -208,12 +209,13 @@ def check_graphs(top: TopLevel, train: stream.Examples | None = None) -> None:
         )
 
 
-def find_function(path: str, section) -> Callable:
-    """Find the function whose arguments a section of a config has.
+def find_function(path: str, section, method: str | None = None) -> Any:
+    """Find the function whose arguments a section of a config has, or several.
 
     Args:
       path: of the section, "config.data" or deeper.
       section: ConfigDict or dict.
+      method: name of the method, for sections inside config.method.
 
     Raises:
       Refused: the section names a function that does not exist.
@@ -221,17 +223,21 @@ def find_function(path: str, section) -> Callable:
     _, name, *inside = path.split(".")
     if name in CHOICES:
         return lookup.find_function(CHOICES[name], section, path)[0]
+    if name == "method" and inside:
+        rule = schema.choices(lookup.find_method(method).make)[inside[0]]
+        return rule.find(section, path)[0]
     if name == "method":
         return lookup.find_method(section.get("name")).make
     if name == "evaluators":
         kind = section.get("name", inside[0])
         return lookup.find_module("jaxcl.evals", kind, f"{path}.name").make
+    if name == "scenario":
+        return scenarios.find_functions(section.get("name"))
     if name == "augment" and inside:
         return augment_images.make_local_crops
     graphs = section.get("name") == "graphs"
     return {
         "augment": augment_graphs.make if graphs else augment_images.make,
-        "scenario": scenarios.make,
         "replay": replay_lib.settings,
         "tuning": tuning.settings,
         "mesh": read_sides,
@@ -269,7 +275,12 @@ def read_tasks(data, scenario, seed=0, stand_in=None):
     source, data_options = lookup.find_function(sources.SOURCES, data, "config.data")
     data_options = schema.options(source, data_options, "config.data")
     scenario = scenarios.run_seed(scenario, seed) | scenario
-    cut = schema.options(scenarios.make, scenario, "config.scenario")
+    cut = schema.options(
+        scenarios.find_functions(scenario.get("name")),
+        scenario,
+        "config.scenario",
+        others=scenarios.list_functions(),
+    )
     uneven = cut.get("imbalance"), cut.get("long_tail")
     imbalance.check_options(*uneven, field="config.scenario.")
     return lambda: scenarios.make(stand_in or source(**data_options), **cut)
@@ -498,6 +509,20 @@ def fill_from_start(raw: dict) -> dict:
     look = {name: theirs["augment"][name] for name in ("mean", "std")}
     augment = raw.get("augment", {}) | look
     return raw | {"encoder": theirs["encoder"] | kept, "augment": augment}
+
+
+def nest_method(raw: Mapping[str, Any]) -> dict:
+    """Write config.method with its inner sections, see `schema.nest_options`.
+
+    Raises:
+      ValueError: a name in it is unknown.
+    """
+    section = raw.get("method")
+    if not isinstance(section, Mapping):
+        return dict(raw)
+    section = dict(section)
+    make = lookup.find_method(section.get("name")).make
+    return {**raw, "method": schema.nest_options(make, section, "config.method")}
 
 
 def find_method(section):

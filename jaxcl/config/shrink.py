@@ -6,7 +6,7 @@ Sizes of methods, networks and evaluators are declared at their functions, see
 
 import ml_collections
 
-from jaxcl import schema
+from jaxcl import lookup, schema
 from jaxcl.config import recipe, sections
 from jaxcl.data import imbalance
 
@@ -37,7 +37,8 @@ def shrink(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
         sizes = _debug_sizes("config.method", config.method)
         if "projector" in sizes:  # a network in place of one of `output_dim`
             del sizes["output_dim" if config.method.get("projector") else "projector"]
-        recipe.set_where_taken(config.method, **sizes)
+        config.method.update(sizes)
+        _shrink_inner(config)
     if "replay" in config:
         config.replay.update(_debug_sizes("config.replay", {}))
     if "warmup_epochs" in config.schedule:
@@ -46,6 +47,21 @@ def shrink(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
         section.update(_debug_sizes(f"config.evaluators.{key}", section))
     config.save_every = 10
     return config
+
+
+def _shrink_inner(config) -> None:
+    """Shrink the sections inside config.method, whatever names they get."""
+    method = config.method = recipe.Sections(config.method)
+    make = lookup.find_method(method.name).make
+    for key, rule in schema.choices(make).items():
+        if not isinstance(method.get(key), ml_collections.ConfigDict):
+            default = schema.defaults(make)[key]
+            name = method.get_ref(key) if key in method else default
+            if key in method:
+                del method[key]
+            method[key] = ml_collections.ConfigDict({"name": name})
+        sizes = {n: schema.debug_sizes(x) for n, x in rule.functions.items()}
+        recipe.set_by_name(method[key], {n: own for n, own in sizes.items() if own})
 
 
 _ENCODERS = ("vit", "convnext")  # a small ResNet stands for any other

@@ -28,24 +28,23 @@ class TaskSplit(NamedTuple):
     seed: int
 
 
-def _functions(options: dict) -> tuple[Callable, ...]:
-    """List the functions whose options this scenario's config has."""
-    name = options["name"]
-    if name is schema.NONE:
-        return ()
+def find_functions(name: str | None) -> tuple[Callable, ...]:
+    """Find the functions whose options a scenario's config has."""
+    if name is None:
+        return (make,)
     core.check_choice("config.scenario.name", name, tuple(SCENARIOS))
-    return SCENARIOS[name].functions
+    return (make, *SCENARIOS[name].functions)
 
 
-def _places() -> dict[str, Callable]:
-    """List all functions, by their names in messages."""
+def list_functions() -> dict[str, Callable]:
+    """List all functions with options of scenarios, by their names in messages."""
     found = {f"scenario {name!r}": own.functions[0] for name, own in SCENARIOS.items()}
     found["all scenarios but 'after' and 'blurry'"] = imbalance.make_uneven
     found["all scenarios but 'after'"] = repeat_rows
     return found
 
 
-@schema.checked("config.scenario", schema.Further(_functions, _places))
+@schema.checked("config.scenario")
 def make(
     dataset: stream.Dataset,
     *,
@@ -81,6 +80,10 @@ def make(
         domains, an order that repeats or lacks an entry, unlabelled rows under "class",
         "recurring" and "blurry", and a task without train or evaluation rows.
     """
+    functions = find_functions(name)
+    options = schema.options(
+        functions, {"name": name, **options}, "config.scenario", others=list_functions()
+    )
     _check_copies(options.get("copies", 1), options.get("imbalance"))
     stream.validate(dataset)
     if classes is not None or per_class is not None:
@@ -88,14 +91,19 @@ def make(
     if name in looks.LOOKS:
         dataset = looks.as_domains(dataset, name, num_tasks, seed)
     judge = _evaluation_split(dataset, evaluation)
-    cut, *changes = SCENARIOS[name].functions
+    _, cut, *changes = functions
     whole = TaskSplit(dataset, judge, num_tasks, seed)
-    tasks = cut(whole, **schema.pick_options(cut, options))
+    tasks = cut(whole, **_pick(cut, options))
     for change in changes:
-        tasks = change(dataset, tasks, **schema.pick_options(change, options))
+        tasks = change(dataset, tasks, **_pick(change, options))
     if name != "after":  # whose rows of before are none of these tasks
         tasks = _with_earlier_rows(tasks)
     return stream.Stream(dataset, tuple(tasks), judge)
+
+
+def _pick(function: Callable, options: dict) -> dict:
+    """Pick the options that a function takes."""
+    return {n: options[n] for n in schema.option_of(function) if n in options}
 
 
 def _check_copies(copies, section) -> None:

@@ -217,8 +217,8 @@ def load(name: str, **options: Any) -> stream.Dataset:
 
 def without_test_split(section: dict) -> dict:
     """Return options with which a source holds out no train rows."""
-    make, options = lookup.find_function(SOURCES, section, "config.data")
-    known = schema.option_of(make, options)
+    make, _ = lookup.find_function(SOURCES, section, "config.data")
+    known = schema.option_of(make)
     return {"test": 0.0} if {"test", "test_seed"} <= {*known} else {}
 
 

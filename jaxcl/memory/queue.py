@@ -64,7 +64,7 @@ def enqueue(
     size, count = queue.shape[1], rows.shape[1]
     if count > size:
         raise Refused(
-            f"config.method.queue_size={size}: must hold a batch, {count} rows"
+            f"config.method.base.queue_size={size}: must hold a batch, {count} rows"
         )
     # The rows are masked: masking the queue would copy all of it.
     if aligned and size % count == 0:  # never wraps: one contiguous write

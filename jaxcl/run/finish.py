@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from jaxcl import numerics
+from jaxcl import lookup, numerics
 from jaxcl.data import identity
 from jaxcl.errors import Refused
 from jaxcl.evals import plots
@@ -266,7 +266,7 @@ def _draw_summary(work, results, path) -> None:
     if examples.images is None or examples.images.shape[-1] not in (1, 3):
         return
     method, before = work.config["method"], results_lib.untrained(results, name)
-    curves = {method.get("strategy") or method["name"]: met}
+    curves = {lookup.name_of(method.get("strategy")) or method["name"]: met}
     curves |= {} if before is None else {"untrained": [before]}
     tasks = work.stream.tasks[:8]
     strips = [_choose_images(examples, task.train.rows) for task in tasks]

@@ -64,7 +64,8 @@ def _name_method(work) -> str:
     """Name the method, and the options that choose its parts."""
     section = work.config["method"]
     options = schema.defaults(lookup.find_method(section["name"]).make) | section
-    kinds = [options.get(key) for key in ("base", "strategy", "regulariser", "policy")]
+    keys = ("base", "strategy", "regulariser", "policy")
+    kinds = [lookup.name_of(options.get(key)) for key in keys]
     named = ", ".join(str(kind) for kind in kinds if kind)
     return f"{section['name']} ({named})" if named else section["name"]
 

@@ -113,7 +113,7 @@ def complete(raw: dict, run: dict) -> dict:
 def _linear_lr(run, key):
     """Look up the paper's rate of linear probes for the base of the run's method."""
     method = run.get("method", {})
-    base = method.get("base")
+    base = lookup.name_of(method.get("base"))
     if base is None:
         with contextlib.suppress(ValueError, KeyError):  # a method without bases
             module = lookup.find_method(method.get("name"))

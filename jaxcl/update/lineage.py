@@ -171,19 +171,34 @@ def _change_config(theirs, changes, kept) -> dict:
     Args:
       kept: sections that cannot change, besides those that the update sets.
     """
-    changed = dict(theirs)
+    changed = theirs = sections.nest_method(theirs)
     for name, value in changes.items():
+        if name == "method":
+            value = {option: x for option, x in value.items() if x != {}}
         if value == {}:
             continue  # no option of the section was given
         own = theirs.get(name) or {}
-        new = {**own, **value} if isinstance(value, dict) else value
+        new = _merge(own, value) if isinstance(value, dict) else value
+        if name == "method":
+            new = sections.nest_method({"method": new})["method"]
         # An encoder's folder may get the same update again.
         is_same = name in kept and isinstance(value, dict) and new == own
         fixed = ("data", "scenario", "start", "encoder", "evaluators", *kept)
         if name in fixed and not is_same:
             raise Refused(f"config.train.{name}: is fixed by the run or the update")
-        changed[name] = new
+        changed = changed | {name: new}
     return changed
+
+
+def _merge(section: dict, changes: dict) -> dict:
+    """Change options of a section and of its inner ones; a name makes a new one."""
+    merged = dict(section)
+    for name, value in changes.items():
+        inner = merged.get(name)
+        if isinstance(inner, dict) and isinstance(value, dict) and "name" not in value:
+            value = _merge(inner, value)
+        merged[name] = value
+    return merged
 
 
 def list_updates(run: str) -> list[epath.Path]:

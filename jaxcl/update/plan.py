@@ -80,14 +80,16 @@ class Plan(NamedTuple):
 def default_options() -> ml_collections.ConfigDict:
     """Return the default config, which --config.SECTION.OPTION=VALUE overrides."""
     # A flag can set an option only in a section that exists.
-    sections = ("augment", "optimizer", "schedule", "method", "tuning")
+    sections = ("augment", "optimizer", "schedule", "tuning")
+    inner = {name: {} for name in ("base", "strategy", "regulariser")}
     return ml_collections.ConfigDict(
         {
             "data": {},
             "test": {},
             "old": {},
             "select": {},
-            "train": {name: {} for name in sections},
+            "train": {name: {} for name in sections}
+            | {"method": recipe.Sections(inner, convert_dict=True)},
             "evaluators": {"knn": {}},
             # A flag cannot override None, but it can set an option that is absent.
             "limits": {k: v for k, v in vars(Limits()).items() if v is not None},

@@ -54,7 +54,8 @@ class Encoder:
         elif "size" in inputs:
             side = inputs["size"]
             said.append(f"of images {side} x {side} x {inputs.get('channels')}")
-        names = [method[k] for k in ("name", "base", "strategy") if method.get(k)]
+        names = [lookup.name_of(method.get(k)) for k in ("name", "base", "strategy")]
+        names = [name for name in names if name]
         if names:
             said.append(f"trained by {'/'.join(map(str, names))}")
         return f"Encoder({', '.join(said)})"

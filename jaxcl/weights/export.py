@@ -242,7 +242,8 @@ def _read_results(config, cursor) -> dict | None:
 def summarise_export(card: dict) -> str:
     """Summarise a card in two lines."""
     section, training, method = (card[k] for k in ("encoder", "training", "method"))
-    names = [str(method[k]) for k in ("name", "base", "strategy") if method.get(k)]
+    names = [lookup.name_of(method.get(k)) for k in ("name", "base", "strategy")]
+    names = [str(name) for name in names if name]
     network = f"{section['name']}, {card['parameters']:,} parameters, "
     network += f"{card['num_features']} features, of {' '.join(names)}"
     step, number = (card["checkpoint"][k] for k in ("step", "number"))

@@ -291,7 +291,7 @@ _online_ssl = [
         ("online_ssl: the teacher never moves", makes(step=keeps("extra.teacher"))),
     ),
     *fault.of(
-        "methods.online_ssl.regularisers.find_make",
+        "methods.online_ssl.find_make",
         _stream("byol-cassle"),
         (
             "online_ssl: the weight is left out",

@@ -9,9 +9,9 @@ from jaxcl.config import sections
 from jaxcl.data import imbalance, scenarios, sources
 from jaxcl.data.augment import graphs as augment_graphs
 from jaxcl.data.augment import images as augment_images
+from jaxcl.methods import online_ssl
 from jaxcl.methods.icl import ddpg
 from jaxcl.methods.online import replay
-from jaxcl.methods.online_ssl import regularisers
 from jaxcl.methods.two_view import bases, strategies
 from jaxcl.nets import tuning
 
@@ -37,7 +37,7 @@ FUNCTIONS = {
     **{f"source {name}": made for name, made in sources.SOURCES.items()},
     **{f"base {name}": made for name, made in bases.BASES.items()},
     **{f"strategy {name}": made for name, made in strategies.STRATEGIES.items()},
-    **{f"regulariser {x}": made for x, made in regularisers.REGULARISERS.items()},
+    **{f"regulariser {x}": made for x, made in online_ssl.REGULARISERS.items()},
     "augment images": augment_images.make,
     "augment images of evaluation": augment_images.make_eval,
     "augment local": augment_images.make_local_crops,

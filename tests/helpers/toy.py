@@ -6,7 +6,7 @@ import jax
 import ml_collections
 import numpy as np
 
-from jaxcl import schema
+from jaxcl import lookup, schema
 from jaxcl.config import build
 from jaxcl.data import toys
 from jaxcl.methods import online_ssl, two_view
@@ -94,15 +94,25 @@ def _drop_sizes(method, changes):
     """Leave out sizes of bases and strategies that are not the chosen ones."""
     try:
         make = online_ssl.make if method.name == "online_ssl" else two_view.make
-        known = schema.option_of(make, method.to_dict())
+        known = names_of_options(make, method.to_dict())
     except ValueError:  # no such base: a test of refusals
         return
-    if method.get("base") == "diet":  # its output has a place for each image
+    base = method.to_dict().get("base")
+    if lookup.name_of(base) == "diet":  # its output has a place for each image
         del method["output_dim"]
     given = {path.replace("__", ".") for path in changes}
     for name in set(method) & SIZES - set(known):
         if f"method.{name}" not in given:
             del method[name]
+
+
+def names_of_options(make, section):
+    """Names of a method's options, and of those that its base and strategy have."""
+    names = set(schema.option_of(make))
+    nested = schema.nest_options(make, section, "config.method")
+    for key, rule in schema.choices(make).items():
+        names |= set(schema.option_of(rule.find(nested[key], key)[0]))
+    return names
 
 
 def job(workdir, *, tasks=None, **changes):

@@ -1,5 +1,5 @@
 """Two-view self-supervised learning under a continual strategy."""
 
-from jaxcl.methods.two_view.step import make
+from jaxcl.methods.two_view.method import make
 
 __all__ = ["make"]

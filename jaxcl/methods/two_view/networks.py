@@ -3,12 +3,14 @@
 Online self-supervised learning (`methods/online_ssl`) has the same networks.
 """
 
+import functools
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxcl import core, numerics
+from jaxcl import core, numerics, optim
 from jaxcl.methods.two_view import records
 from jaxcl.nets import chain, mlp, traits
 
@@ -42,9 +44,6 @@ class Inputs(NamedTuple):
 
     stats: core.PyTree  # running statistics of the networks that learn
     images: jax.Array  # f32[VB,H,W,C], the V views of an example one after another
-    # Name -> parameters and running statistics of a network that does not learn, and
-    # uses batch statistics
-    others: dict[str, tuple[core.PyTree, core.PyTree]]
     views: int = 2  # V
     distilled: int | None = None  # images that g reads, the first ones; None: all
     key: jax.Array | None = None  # for an encoder that drops branches; None: drops none
@@ -53,20 +52,6 @@ class Inputs(NamedTuple):
     stored_mask: jax.Array | None = None  # bool[R], the replayed rows that exist
     # Patches that the network that learns does not see; None: it sees all
     masks: records.Masks | None = None
-
-
-class Outputs(NamedTuple):
-    """Outputs of the network that learns; fields as in `records.Features`."""
-
-    z: jax.Array
-    o: jax.Array | None
-    p: jax.Array | None
-    replayed: jax.Array | None
-    local: jax.Array | None
-    params: dict
-    distil_params: dict
-    h: jax.Array | None
-    patches: jax.Array | None
 
 
 def choose_sizes(base: records.Base, options: dict) -> dict:
@@ -164,33 +149,100 @@ def copy_names(networks: Networks, tree: dict) -> dict:
     return {name: tree[name] for name in names if name in tree}
 
 
-def forward(networks: Networks, inputs: Inputs, params: core.PyTree):
-    """Pass images through the network that learns and others that use batch statistics.
+def move_teacher(state, keep) -> core.PyTree:
+    """Move the teacher and its statistics to the networks; the share `keep` stays.
+
+    Returns:
+      `extra` of the state.
+    """
+    extra, moved = state.extra, {}
+    for name, tree in (("teacher", state.params), ("teacher_stats", state.stats)):
+        old = getattr(extra, name)
+        moved[name] = optim.ema(old, {net: tree[net] for net in old}, keep)
+    return extra._replace(**moved)
+
+
+def take_snapshot(teacher: records.Teacher | None, state, step):
+    """Copy the networks to a teacher of snapshots, if step i32[] is its turn."""
+    if teacher is None or teacher.follows != "snapshot":
+        return state
+    keep = jnp.where(step % teacher.snapshot_every == 0, 0.0, 1.0)
+    return state.replace(extra=move_teacher(state, keep))
+
+
+def average_teacher(teacher: records.Teacher | None, state):
+    """Move a teacher that is an average of the networks."""
+    if teacher is None or teacher.follows != "ema":
+        return state
+    return state.replace(extra=move_teacher(state, teacher.ema))
+
+
+def loss_and_grads(
+    networks: Networks,
+    inputs: Inputs,
+    params: core.PyTree,
+    targets: dict,
+    losses: Sequence[Callable],
+    which: jax.Array | None = None,
+):
+    """Compute a loss of the networks' outputs, and its gradients by the parameters.
+
+    Two losses are branches of a `cond`. On CPU the gradient of a convolution is slow
+    inside a cond, and residuals of both branches, as large as the logits, would leave
+    it. So each branch takes its gradient by the outputs, and one `vjp` of the networks
+    stands outside.
 
     Args:
       networks: of `build_networks`.
-      inputs: of the step.
-      params: of all networks that learn.
+      inputs: rows of the step.
+      params: parameters of all networks that learn.
+      targets: the other fields of `records.Features`.
+      losses: functions of `Features`, (loss, metrics); one, or two to choose from.
+      which: bool[], takes the first of two losses, else the second.
 
     Returns:
-      Outputs of the network that learns, and its statistics after the pass; name ->
-      projections f32[B,V,D] of the others, and name -> their statistics after it.
+      (loss, metrics, `Features`, statistics after the pass), gradients.
+    """
+    run = functools.partial(forward, networks, inputs)
+    outputs, params_vjp, stats = jax.vjp(run, params, has_aux=True)
+
+    gradient = jax.value_and_grad(
+        lambda loss, outputs: loss(records.Features(**outputs, **targets)),
+        argnums=1,
+        has_aux=True,
+    )
+    branches = [functools.partial(gradient, loss) for loss in losses]
+    if which is None:
+        (loss, metrics), output_grads = branches[0](outputs)
+    else:
+        (loss, metrics), output_grads = jax.lax.cond(which, *branches, outputs)
+    (grads,) = params_vjp(output_grads)
+    return (loss, metrics, records.Features(**outputs, **targets), stats), grads
+
+
+def forward(networks: Networks, inputs: Inputs, params: core.PyTree):
+    """Pass images through the networks that learn.
+
+    Args:
+      networks: of `build_networks`.
+      inputs: rows of the step.
+      params: parameters of all networks that learn.
+
+    Returns:
+      name -> output, fields of `records.Features`; the statistics after the pass.
     """
     images, views, stats = inputs.images, inputs.views, inputs.stats
-    masks, key = inputs.masks, inputs.key
     features, rows, after, patches = pass_copied(
-        networks, params, stats, images, masks, train=True, groups=views, key=key
+        networks,
+        params,
+        stats,
+        images,
+        inputs.masks,
+        train=True,
+        groups=views,
+        key=inputs.key,
     )
-    fixed, moved = {}, {}
-    for name, own in inputs.others.items():
-        seen = None if masks is None else masks._replace(hides=0 * masks.hides)
-        _, passed, moved[name], targets = pass_copied(
-            networks, *own, images, seen, train=True, groups=views
-        )
-        fixed[name] = passed.reshape(-1, views, networks.dim)
-        if masks is not None:
-            fixed["slow_patches"] = targets
-    o = p = r = near = None
+    o = p = replayed_z = local_z = None
     if networks.predictor.nets:
         o, new = networks.predictor(params, stats, rows, train=True, groups=views)
         o, after = o.reshape(-1, views, networks.dim), after | new
@@ -201,10 +253,10 @@ def forward(networks: Networks, inputs: Inputs, params: core.PyTree):
         p, new = networks.distiller(params, stats, queries, train=True, groups=views)
         p, after = p.reshape(-1, views, networks.dim), after | new
     if inputs.local is not None:
-        near, new = _pass_local(networks, params, after, inputs.local, key)
+        local_z, new = _pass_local(networks, params, after, inputs.local, inputs.key)
         after = after | new
     if inputs.replayed is not None:
-        r, new = _pass_replayed(networks, params, after, inputs)
+        replayed_z, new = _pass_replayed(networks, params, after, inputs)
         after = after | new
     own = {name: params[name] for name in networks.own}
     distil = {name: params[f"distil_{name}"] for name in own if networks.distiller.nets}
@@ -212,8 +264,33 @@ def forward(networks: Networks, inputs: Inputs, params: core.PyTree):
     if networks.features:
         h = features.reshape(-1, views, features.shape[-1])
     z = rows.reshape(-1, views, networks.dim)
-    outputs = Outputs(z, o, p, r, near, own, distil, h, patches)
-    return outputs, (after, fixed, moved)
+    outputs = {"z": z, "o": o, "p": p, "replayed": replayed_z, "local": local_z, "h": h}
+    outputs |= {"params": own, "distil_params": distil, "patches": patches}
+    return outputs, after
+
+
+def project_views(networks, params, stats, inputs: Inputs, *, train, patches=False):
+    """Project the views of a step by a network that does not learn.
+
+    Args:
+      networks: of `build_networks`.
+      params, stats: of encoder and projector, and maybe others.
+      inputs: rows of the step.
+      train: as in `chain.Chain`.
+      patches: project masked patches, too; this network sees them.
+
+    Returns:
+      features of the encoder f32[B,V,H], projections f32[B,V,D], projections of the
+      patches or None, and the statistics after the pass.
+    """
+    seen = None
+    if patches and inputs.masks is not None:
+        seen = inputs.masks._replace(hides=0 * inputs.masks.hides)
+    h, z, after, patches = pass_copied(
+        networks, params, stats, inputs.images, seen, train=train, groups=inputs.views
+    )
+    h, z = (x.reshape(-1, inputs.views, x.shape[-1]) for x in (h, z))
+    return h, z, patches, after
 
 
 def pass_copied(
@@ -261,10 +338,10 @@ def _pass_local(networks, params, stats, local, key):
     """Project local crops, f32[B,L,D]; return the moved statistics, too."""
     own = None if key is None else jax.random.fold_in(key, 2)
     crops, count = local.reshape(-1, *local.shape[2:]), local.shape[1]
-    near, moved = networks.copied(
+    local_z, moved = networks.copied(
         params, stats, crops, train=True, groups=count, key=own
     )
-    return near.reshape(-1, count, networks.dim), moved
+    return local_z.reshape(-1, count, networks.dim), moved
 
 
 def _pass_replayed(networks, params, stats, inputs):

@@ -11,10 +11,12 @@ from typing import Literal, NamedTuple
 import jax
 
 from jaxcl import core
+from jaxcl.memory import policies
 from jaxcl.nets import mlp
 
 Form = Literal["code", "paper"]  # which to follow where they differ
 Statistics = Literal["running", "batch"]
+Following = Literal["task", "ema", "snapshot"]
 
 
 class Moment(NamedTuple):
@@ -26,8 +28,11 @@ class Moment(NamedTuple):
 
 
 class StepKeys(NamedTuple):
-    """Random keys of a step, by use."""
+    """Random keys of an update, by use."""
 
+    step: (
+        jax.Array
+    )  # the others apart; fold in a constant of your own before you use it
     augment: jax.Array
     mix: jax.Array  # of mixtures with stored examples
     write: jax.Array  # of the places where examples are stored
@@ -166,35 +171,31 @@ class Reading(NamedTuple):
     views: jax.Array  # f32[B,2,H,W,C], to train on
     replayed: jax.Array | None = None  # f32[R,H,W,C], images that pass by themselves
     features: dict = {}  # fields of `Features`
-    items: core.PyTree = None  # read from a memory: writes to it come after
+    drawn: core.PyTree = None  # read from a memory: writes to it come after
+    active: bool | jax.Array = True  # bool[], rows of a memory are among the views
+    share: float | jax.Array = 0.0  # of such rows, or of their part in mixtures
 
 
-class StepResult(NamedTuple):
-    """The results of a step's pass."""
+class Teacher(NamedTuple):
+    """The frozen network, a copy of the one that learns."""
 
-    features: Features
-    images: jax.Array  # u8[B,H,W,C], as they came
-    reading: Reading
-    keys: StepKeys
-    taught: jax.Array  # bool[], there is a teacher
-
-
-class Update(NamedTuple):
-    """The update that a strategy may change."""
-
-    state: core.TrainState  # before it
-    grads: core.PyTree
-    lr: jax.Array
+    statistics: Statistics  # by which it normalises
+    follows: Following = "task"  # the copy of the last task; an average; snapshots
+    ema: float = 0.999  # share of the old average after each step
+    snapshot_every: int = 100  # batches between snapshots, each before its batch
 
 
 class Strategy(NamedTuple):
-    """The training of the tasks after the first."""
+    """The training of the tasks after the first, or of a stream."""
 
-    # (Base, Features) -> f32[]; before there is a teacher, the base's own loss is taken
-    loss: Callable = lambda base, features: base.loss(features)
+    # (Base, Features) -> f32[], added to the base's loss, times `weight`
+    term: Callable | None = None
+    weight: float = 1.0
+    # (Base, Features) -> f32[], in place of base and term. Before there is a teacher,
+    # the base's own loss is taken.
+    loss: Callable | None = None
     check: Callable | None = None  # (name of the base, Base): refuse it, or warn
-    # The teacher is the network of the last task, frozen.
-    teacher: Statistics | None = None  # by which it normalises; None: there is none
+    teacher: Teacher | None = None  # reads features of the frozen network
     distiller_hidden_dim: int | None = None  # of the predictor g; None: there is none
     local: bool = True  # goes with local crops
     features: bool = False  # its loss reads features of the encoder
@@ -203,7 +204,32 @@ class Strategy(NamedTuple):
     init_state: Callable | None = None  # Example -> state
     # (state, StepKeys, views f32[B,2,H,W,C], core.Parts) -> Reading
     read: Callable = lambda state, keys, views, parts: Reading(views)
-    # (state, Update) -> gradients, state
+    # (state, TrainState before the step, gradients, lr) -> gradients, state
     change_gradients: Callable | None = None
-    update: Callable | None = None  # (state, StepResult) -> state after a step
+    # (state, Features, active=, aligned=) -> state after a step, as of `Base.update`;
+    # inactive while there is no teacher
+    update: Callable | None = None
+    # (state, key, images u8[B,H,W,C], Features, Reading) -> state with them stored
+    store: Callable | None = None
     end_task: Callable | None = None  # (state, params) -> state
+
+    # On a stream, whose memory is that of config.replay
+    stores: bool = False  # reads projections that are stored with the rows
+    stored_momentum: float | None = None  # these move, keeping this share
+    mix: float | None = None  # mixes in replayed rows, from Beta(mix, mix)
+
+    def compute_loss(self, base: Base, x: Features) -> jax.Array:
+        """Compute the loss of the tasks after the first, f32[]."""
+        if self.loss is not None:
+            return self.loss(base, x)
+        total = base.loss(x)
+        return total if self.term is None else total + self.weight * self.term(base, x)
+
+
+class Stream(NamedTuple):
+    """The memory of a stream, and the part of its rows in an update."""
+
+    policy: policies.Policy | None = None  # None: there is no memory
+    size: int = 0  # rows that an update draws; 0: there is no memory
+    beside: int = 0  # of these, rows that pass beside the incoming ones; LUMP: 0
+    every_row: bool = False  # incoming rows are aligned, too

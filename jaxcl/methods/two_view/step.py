@@ -1,22 +1,9 @@
-"""Two-view self-supervised learning under a continual strategy.
+"""One step of self-supervised learning, for tasks and for streams.
 
-One step serves every pair of a base and a strategy. A base (`bases/NAME.py`) is the
+The step serves every pair of a base and a strategy. A base (`bases/NAME.py`) is the
 loss of one task alone; a strategy (`strategies/NAME.py`) defines the loss of later
-tasks. Each names its papers and its departures; `records.py` has the fields of both.
-
-Papers: Cha, Cho, Moon, "Regularizing with Pseudo-Negatives for Continual
-Self-Supervised Learning", ICML 2024 (PNR); Fini et al., "Self-Supervised
-Models are Continual Learners", CVPR 2022 (CaSSLe).
-
-Departures:
-- Negatives and batch statistics span the global batch; the released code
-  takes them per device.
-- The frozen network is in eval mode by default (`frozen_bn="running"`); the
-  released code flips between both modes by accident.
-- The momentum of the slow network follows the progress within the task at
-  every step; the released code skips the first step and lags by one.
-- `form="paper"` takes the papers' equations where the released code, the
-  default, differs from them.
+tasks, or of a stream. On a stream a batch has several updates, and rows of a memory
+(`stream.py`) stand beside the incoming ones.
 """
 
 import functools
@@ -26,12 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from absl import logging
 
-from jaxcl import core, optim, schema
-from jaxcl.errors import Refused
-from jaxcl.methods.two_view import bases, head, networks, records, strategies
-from jaxcl.nets import tuning, vit
+from jaxcl import core, optim
+from jaxcl.methods.two_view import networks, records, stream
+from jaxcl.nets import tuning
 
 
 class Extra(NamedTuple):
@@ -39,10 +24,12 @@ class Extra(NamedTuple):
 
     momentum: core.PyTree  # f32, slow copy of encoder and projector; {} without one
     momentum_stats: core.PyTree  # f32, its own running statistics
-    teacher: core.PyTree  # f32, encoder and projector at the end of the last task
+    teacher: core.PyTree  # f32, frozen copy of encoder and projector; {} without one
     teacher_stats: core.PyTree  # f32
     base: core.PyTree  # the base's own state, see its module; None: it has none
     strategy: core.PyTree  # the strategy's own state; None: it has none
+    memory: core.PyTree = None  # of a stream, see `stream.create`; None: there is none
+    kept: core.PyTree = None  # what the policy of that memory counts
 
 
 class Setup(NamedTuple):
@@ -52,175 +39,17 @@ class Setup(NamedTuple):
     base: records.Base
     strategy: records.Strategy
     networks: networks.Networks
-    head_steps: int  # first steps of the run, in which the encoder stays as it is
+    head_steps: int = 0  # first steps of the run, in which the encoder stays as it is
+    stream: records.Stream | None = None  # None: tasks, one update on each batch
 
 
-_FEW = 16  # images of a batch, below which contrast teaches little
 _STREAM = 0xD157  # keeps the fresh g apart from the step's own keys
 _BRANCHES = 0xD409  # the same for branches that the encoder drops
 _LOCAL = 0x10CA  # for local crops
 _MASKS = 0x1B07  # for hidden patches
 
 
-def _choose_functions(options: dict) -> tuple:
-    """Find the functions of base and strategy; the method has their options."""
-    return bases.find_make(options["base"]), strategies.find_make(options["strategy"])
-
-
-def _list_functions() -> dict:
-    """List all bases and strategies, by their names in messages."""
-    of_bases = {f"base {name!r}": make for name, make in bases.BASES.items()}
-    return of_bases | {
-        f"strategy {name!r}": make for name, make in strategies.STRATEGIES.items()
-    }
-
-
-def _fill_from_base(options: dict, replay: core.Replay | None = None) -> dict:
-    """Fill in the base's values for options that are None."""
-    base = bases.make_base(options["base"], options)
-    return networks.choose_sizes(base, options)
-
-
-@schema.checked(
-    "config.method",
-    schema.Further(_choose_functions, _list_functions),
-    fill=_fill_from_base,
-)
-@schema.debug(hidden_dim=16, output_dim=8)
-def make(
-    parts: core.Parts,
-    *,
-    base: str = "mocov2plus",
-    strategy: str = "finetune",
-    hidden_dim: schema.Width | None = None,
-    output_dim: schema.Width | None = None,
-    hidden_layers: schema.Layers | None = None,
-    head_steps: schema.Natural = 0,
-    online_head: bool = False,
-    head_lr: schema.Positive = 0.1,
-    head_form: head.Form = "apart",
-    **options,
-) -> core.Method:
-    """Make one base under one strategy, each with its own options.
-
-    Args:
-      parts: what the config builds.
-      base: a name in `bases.BASES`, or a module of your own, "mypackage.mybase".
-      strategy: a name in `strategies.STRATEGIES`, or a module of your own.
-      hidden_dim, output_dim, hidden_layers: of the projector; None: the base's.
-      head_steps: number of first steps of the run in which only the projector, the
-        predictors and the prototypes train, for an encoder that comes without them.
-      online_head: train a linear head on labels of all classes, see `head.py`.
-      head_lr: learning rate of that head.
-      head_form: "apart", or "released", whose rows also move the network's statistics.
-      options: of `make` of the base and of the strategy.
-
-    Raises:
-      Refused: naming the field, the value and what is allowed.
-    """
-    spec = bases.make_base(base, options)
-    plan = strategies.make_strategy(strategy, options)
-    if plan.check is not None:
-        plan.check(base, spec)
-    _check_data(parts, base, spec, strategy, plan)
-    shape = spec.projector._replace(
-        hidden_dim=hidden_dim, output_dim=output_dim, hidden_layers=hidden_layers
-    )
-    if spec.indexed:
-        shape = shape._replace(output_dim=_count_rows(parts, shape.output_dim))
-    _warn_unread(spec, online_head, {"head_lr": head_lr, "head_form": head_form})
-    setup = Setup(
-        parts=parts,
-        base=spec,
-        strategy=plan,
-        networks=networks.build_networks(
-            parts,
-            spec,
-            shape,
-            distiller_hidden_dim=plan.distiller_hidden_dim,
-            features=plan.features or spec.features,
-        ),
-        head_steps=head_steps,
-    )
-    method = core.Method(
-        init=functools.partial(_init, setup),
-        step=functools.partial(_step, setup),
-        embed=setup.networks.copied.embed,
-        project=setup.networks.copied.project,
-        begin_task=functools.partial(_begin_task, setup),
-        end_task=functools.partial(_end_task, setup),
-        supervised=spec.supervised,
-        alone=(("strategy", "finetune"),),
-        drops_branches=True,
-        takes_local=True,
-    )
-    if not online_head:
-        return method
-    return head.add(method, parts, lr=head_lr, form=head_form)
-
-
-def _warn_unread(spec, online_head, of_head) -> None:
-    """Warn of options that are set and change nothing."""
-    standard = schema.defaults(make)
-    unread = [name for name, value in of_head.items() if value != standard[name]]
-    for name in (*spec.unread, *(() if online_head else unread)):
-        logging.warning("config.method.%s has no effect with the other options", name)
-
-
-def _check_data(parts, base, spec, strategy, plan):
-    """Refuse batches and crops that the base or the strategy cannot read.
-
-    Warn of batches with too few rows to compare.
-    """
-    net = tuning.bare_module(parts.encoder)
-    if spec.masks and not (isinstance(net, vit.ViT) and net.features != "both"):
-        raise Refused(
-            "config.method.ibot: hides patches of a Vision Transformer; must be 0, or "
-            "config.encoder.name 'vit' with features 'class' or 'mean', and "
-            "config.accumulate 1"
-        )
-    if spec.strategies is not None:
-        core.check_choice("config.method.strategy", strategy, spec.strategies)
-    if parts.batch_size == 1 and not spec.one_row:
-        raise Refused(
-            f"config.batch_size=1: base {base!r} compares rows of a batch; must be at "
-            "least 2"
-        )
-    if 1 < parts.batch_size < _FEW and not spec.one_row:
-        logging.warning(
-            "config.batch_size=%d: base %r compares the images of a batch, and fewer "
-            "than %d teach it little: take fewer tasks, more images, or begin with a "
-            "pretrained encoder (config.start=FOLDER)",
-            parts.batch_size,
-            base,
-            _FEW,
-        )
-    if parts.local is None:
-        return
-    if not spec.local:
-        takes = ", ".join(name for name in bases.BASES if bases.make_base(name).local)
-        raise Refused(
-            f"config.augment.local: base {base!r} takes no local crops; "
-            f"leave the section out, or set config.method.base to one of {takes}"
-        )
-    if not plan.local:
-        raise Refused(
-            f"config.augment.local: strategy {strategy!r} reads two views alone; "
-            "leave the section out"
-        )
-
-
-def _count_rows(parts, asked: int) -> int:
-    """Choose the number of rows of a head that classifies each image by its number."""
-    if asked and asked < parts.train_rows:
-        raise Refused(
-            f"config.method.rows={asked}: each of the {parts.train_rows} train images "
-            f"has a row; must be at least {parts.train_rows}"
-        )
-    return asked or max(parts.train_rows, 1)
-
-
-def _init(setup, key, batch):
+def init_state(setup, key, batch):
     """Make the state before the first step."""
     base, strategy = setup.base, setup.strategy
     start = networks.init_networks(setup.networks, setup.parts, key, batch)
@@ -245,17 +74,20 @@ def _init(setup, key, batch):
         base=of_base,
         strategy=of_strategy,
     )
+    if setup.stream is not None and setup.stream.size:
+        memory, counts = stream.create(setup, batch)
+        extra = extra._replace(memory=memory, kept=counts)
     return core.new_state(start.key, start.params, start.stats, setup.parts.tx, extra)
 
 
-def _begin_task(setup, state, task):
+def begin_task(setup, state, task):
     """Start the optimiser anew; make the network so far the teacher."""
     if setup.base.indexed and task.index > 0:
         state = _renew_rows(setup, state, task.train.rows)
     # One program: else each shape of the parameters' would be compiled apart.
     state = state.replace(opt_state=jax.jit(setup.parts.tx.init)(state.params))
     untaught = not setup.parts.starts_pretrained
-    if not setup.strategy.teacher or (task.index == 0 and untaught):
+    if not _follows_tasks(setup.strategy) or (task.index == 0 and untaught):
         return state
     if setup.networks.distiller.nets and task.index == 1 and untaught:
         # g is first used in the second task, which starts it anew.
@@ -268,6 +100,11 @@ def _begin_task(setup, state, task):
         teacher_stats=core.copy(networks.copy_names(setup.networks, state.stats)),
     )
     return state.replace(extra=extra)
+
+
+def _follows_tasks(strategy: records.Strategy) -> bool:
+    """Tell whether the teacher is the network of the last task."""
+    return strategy.teacher is not None and strategy.teacher.follows == "task"
 
 
 def _renew_rows(setup, state, rows):
@@ -289,56 +126,104 @@ def _renew_rows(setup, state, rows):
     return state.replace(params={**state.params, "projector": head})
 
 
-def _end_task(setup, state, task):
+def end_task(setup, state, task):
+    """Let the strategy look back on a task."""
     if setup.strategy.end_task is None:
         return state
-    own = jax.jit(setup.strategy.end_task)(state.extra.strategy, state.params)
-    return state.replace(extra=state.extra._replace(strategy=own))
+    ended = jax.jit(setup.strategy.end_task)(state.extra.strategy, state.params)
+    return state.replace(extra=state.extra._replace(strategy=ended))
 
 
-def _step(setup, state, batch):
-    """Take one step of the optimiser."""
-    base, strategy, parts = setup.base, setup.strategy, setup.parts
+def take_step(setup, state, batch):
+    """Take one update on a batch; on a stream several, then store its images."""
     if setup.head_steps:
         state = end_warm_up(setup, state)
-    extra, key = state.extra, core.step_key(state)
-    keys = records.StepKeys(*jax.random.split(key, 5))
+    step, key = state.step, core.step_key(state)
+    state = networks.take_snapshot(setup.strategy.teacher, state, step)
+    if setup.stream is None:
+        keys = records.StepKeys(key, *jax.random.split(key, 5))
+        state, metrics, _ = _update(setup, state, batch, keys)
+        return state, metrics
+    # In Python: gradients in a loop of XLA's are slow on CPU
+    for keys in stream.split_keys(key, setup.parts.replay.updates):
+        state, metrics, stats = _update(setup, state.replace(step=step), batch, keys)
+    if setup.stream.size:
+        state = stream.store_batch(setup, state, batch, stats, step, keys.write)
+    return state, metrics
+
+
+def _update(setup, state, batch, keys):
+    """Take one step of the optimiser.
+
+    Returns:
+      the state, metrics, and on a stream `stream.RowStats` of the incoming rows.
+    """
+    base, strategy, parts = setup.base, setup.strategy, setup.parts
+    extra, key = state.extra, keys.step
     moment = records.Moment(key, state.task, core.progress(state))
 
-    # Views, and what the strategy makes of them
+    # Views, and what a memory adds to them
     views = parts.augment(keys.augment, batch["image"])
     reading = strategy.read(extra.strategy, keys, views, parts)
+    if setup.stream is not None:
+        reading = stream.add_rows(setup, extra.memory, keys, reading)
     inputs = _gather_inputs(setup, state, key, batch, reading)
 
-    # Targets without gradient; the slow network passes beside the one that learns
-    first = (state.task == 0) & (not parts.starts_pretrained)  # there is no teacher yet
-    features = _gather_targets(setup, state, moment, batch, reading, inputs, first)
-    forward = functools.partial(networks.forward, setup.networks, inputs)
+    # Targets without gradient
+    first = jnp.zeros((), bool)  # there is no teacher yet
+    if _follows_tasks(strategy):
+        first = (state.task == 0) & (not parts.starts_pretrained)
+    targets, slow_stats = _compute_targets(
+        setup, state, moment, batch, reading, inputs, first
+    )
 
     # Loss and gradients
-    outputs, backward, (stats, fixed, moved) = jax.vjp(
-        forward, state.params, has_aux=True
+    losses, which = _list_losses(setup, reading, first)
+    (loss, terms, features, stats), grads = networks.loss_and_grads(
+        setup.networks, inputs, state.params, targets, losses, which
     )
-    features = features._replace(**fixed)
-    loss, slopes = _differentiate(setup, outputs, features, first)
     if base.mask_gradients is not None:
-        slopes = slopes._replace(params=base.mask_gradients(moment, slopes.params))
-    (grads,) = backward(slopes)
+        of_base = {name: grads[name] for name in setup.networks.own}
+        grads = grads | base.mask_gradients(moment, of_base)
     if setup.head_steps:
         grads = hold_encoder(setup, state, grads)
-    lr, own = parts.lr(moment.progress, state.task), extra.strategy
+    lr, of_strategy = parts.lr(moment.progress, state.task), extra.strategy
     if strategy.change_gradients is not None:
-        grads, own = strategy.change_gradients(own, records.Update(state, grads, lr))
+        grads, of_strategy = strategy.change_gradients(of_strategy, state, grads, lr)
 
-    # Update; slow network, queues, memory
+    # Update; slow network, teacher, queues, memories
     after = core.apply_gradients(state, grads, parts.tx, lr).replace(stats=stats)
     if setup.head_steps:
         after = keep_encoder(setup, state, after)
-    features = features._replace(z=outputs.z)
-    done = records.StepResult(features, batch["image"], reading, keys, ~first)
-    extra = _update_extra(setup, extra, after.params, moment, done, own, moved)
+    extra = extra._replace(strategy=of_strategy)
+    extra = _update_extra(setup, extra, after.params, moment, features, reading, ~first)
+    if base.momentum:
+        extra = extra._replace(momentum_stats=slow_stats)
+    if strategy.store is not None:
+        stored = strategy.store(
+            extra.strategy, keys.write, batch["image"], features, reading
+        )
+        extra = extra._replace(strategy=stored)
+    after = networks.average_teacher(strategy.teacher, after.replace(extra=extra))
     metrics = {"loss": loss, "lr": lr, "grad_norm": optax.tree.norm(grads)}
-    return after.replace(extra=extra), metrics
+    if setup.stream is None:
+        return after, metrics, None
+    return stream.finish_update(setup, after, metrics | terms, features, reading)
+
+
+def _list_losses(setup, reading, first):
+    """List the losses of the step; of two, the second's turn is while `which` is False.
+
+    Returns:
+      functions of `Features`, (loss, metrics), and `which`, bool[] or None.
+    """
+    base, strategy = setup.base, setup.strategy
+    if setup.stream is not None:
+        return stream.list_losses(setup, reading)
+    losses = [lambda x: (strategy.compute_loss(base, x), {})]
+    if not _follows_tasks(strategy):
+        return losses, None
+    return [lambda x: (base.loss(x), {}), *losses], first
 
 
 def end_warm_up(setup, state):
@@ -390,16 +275,16 @@ def keep_encoder(setup, before, after):
 
 def _gather_inputs(setup, state, key, batch, reading) -> networks.Inputs:
     """Gather what the pass of `networks.forward` needs besides the parameters."""
-    parts, extra, local, others = setup.parts, state.extra, None, {}
-    if setup.base.momentum:
-        others["k"] = extra.momentum, extra.momentum_stats
+    parts, local, distilled = setup.parts, None, None
+    if setup.stream is not None and not setup.stream.every_row:
+        distilled = 2 * setup.stream.beside
     if parts.local is not None:
         local = parts.local(jax.random.fold_in(key, _LOCAL), batch["image"])
     return networks.Inputs(
         state.stats,
         reading.views.reshape((-1, *reading.views.shape[2:])),
-        others,
         views=reading.views.shape[1],
+        distilled=distilled,
         key=jax.random.fold_in(key, _BRANCHES) if setup.networks.drops else None,
         local=local,
         replayed=reading.replayed,
@@ -421,79 +306,70 @@ def _draw_masks(setup, key, views) -> records.Masks:
     return records.Masks(order[:, :count], hides.astype(jnp.int32), patches)
 
 
-def _gather_targets(setup, state, moment, batch, reading, inputs, first):
-    """Gather the inputs of the losses that are known before the pass.
+def _compute_targets(setup, state, moment, batch, reading, inputs, first):
+    """Compute all that the losses read besides the outputs of the network that learns.
 
     The first task has no teacher, unless the encoder was trained before: then it is the
     teacher, with the projector that the run begins with.
+
+    Returns:
+      fields of `records.Features`, and the slow network's statistics after its pass.
     """
-    base, nets, extra = setup.base, setup.networks, state.extra
-    views = inputs.views
-    taught: dict = {}
-    if setup.strategy.teacher:
+    base, strategy, extra = setup.base, setup.strategy, state.extra
+    project = functools.partial(networks.project_views, setup.networks, inputs=inputs)
+    targets, slow_stats = dict(reading.features), {}
+    if base.momentum:
+        _, targets["k"], targets["slow_patches"], slow_stats = project(
+            extra.momentum, extra.momentum_stats, train=True, patches=True
+        )
+    if strategy.teacher:
 
         def teach():
-            h, f, *_ = networks.pass_copied(
-                nets,
-                extra.teacher,
-                extra.teacher_stats,
-                inputs.images,
-                train=setup.strategy.teacher == "batch",
-                groups=views,
-            )
-            passed = {"f": f, "frozen_h": h} if nets.features else {"f": f}
-            return {
-                name: x.reshape(-1, views, x.shape[-1]) for name, x in passed.items()
-            }
+            train = strategy.teacher.statistics == "batch"
+            h, f, *_ = project(extra.teacher, extra.teacher_stats, train=train)
+            return {"f": f, "frozen_h": h} if setup.networks.features else {"f": f}
 
-        shapes = jax.eval_shape(teach)
-        absent = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        taught = jax.lax.cond(first, lambda: absent, teach)
-    return records.Features(
-        None,
-        batch["label"],
+        if not _follows_tasks(strategy):
+            targets |= teach()
+        else:
+            shapes = jax.eval_shape(teach)
+            absent = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+            targets |= jax.lax.cond(first, lambda: absent, teach)
+    targets |= dict(
+        label=None if setup.stream else batch["label"],
         index=batch["index"] if base.indexed else None,
         hides=None if inputs.masks is None else inputs.masks.hides,
-        **taught,
         slow_params=extra.momentum,
         frozen_params=extra.teacher,
         state=extra.base,
-        prepared=None if base.prepare is None else base.prepare(moment, nets.dim),
-        **reading.features,
     )
+    if base.prepare is not None:
+        targets["prepared"] = base.prepare(moment, setup.networks.dim)
+    return targets, slow_stats
 
 
-def _differentiate(setup, outputs, features, first):
-    """Compute the loss, and its gradient with respect to `outputs`."""
-    base, strategy = setup.base, setup.strategy
-    gradient = jax.value_and_grad(
-        lambda loss, outputs: loss(features._replace(**outputs._asdict())), argnums=1
-    )
-    later = functools.partial(gradient, functools.partial(strategy.loss, base))
-    if not strategy.teacher:
-        return later(outputs)
-    # The gradient is taken inside the cond, or the residuals of both branches, as
-    # large as the logits, would leave it. The networks stay outside: on CPU the
-    # gradient of a convolution is slow inside a cond.
-    return jax.lax.cond(first, functools.partial(gradient, base.loss), later, outputs)
-
-
-def _update_extra(setup, extra, params, moment, done, own, moved) -> Extra:
+def _update_extra(setup, extra, params, moment, features, reading, taught) -> Extra:
     """Move slow network, and the states of base and strategy, after a step.
 
     Args:
       params: after the step.
-      own: the strategy's state after `change_gradients`.
-      moved: running statistics after the pass, of networks that do not learn.
+      taught: bool[], there is a teacher.
     """
     base, strategy = setup.base, setup.strategy
     if base.momentum:
         decay = optim.momentum_schedule(moment.progress, **base.momentum._asdict())
         copied = {name: params[name] for name in extra.momentum}
-        slow = optim.ema(extra.momentum, copied, decay)
-        extra = extra._replace(momentum=slow, momentum_stats=moved["k"])
-    if base.update is not None:
-        extra = extra._replace(base=base.update(extra.base, done.features))
-    if strategy.update is not None:
-        own = strategy.update(own, done)
-    return extra._replace(strategy=own)
+        extra = extra._replace(momentum=optim.ema(extra.momentum, copied, decay))
+    groups = [(features, True, True)]
+    if setup.stream is not None:
+        groups = stream.group_rows(setup, features, reading)
+    of_base, of_strategy = extra.base, extra.strategy
+    for rows, active, aligned in groups:
+        if base.update is not None:
+            of_base = base.update(of_base, rows, active=active, aligned=aligned)
+        if strategy.update is not None:
+            active = active & taught
+            of_strategy = strategy.update(
+                of_strategy, rows, active=active, aligned=aligned
+            )
+    return extra._replace(base=of_base, strategy=of_strategy)

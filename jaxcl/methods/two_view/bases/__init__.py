@@ -1,10 +1,12 @@
 """Base losses of two-view methods, a module and a row of `BASES` each.
 
-A module has `make(*, ...)`, whose keyword arguments are options of config.method, and
-which returns a `records.Base`. A name with a dot is a module of a user's own package.
+A module has `make(*, ...)`, whose keyword arguments are options of
+config.method.base, and which returns a `records.Base`. A name with a dot is a module of
+a user's own package.
 """
 
 from collections.abc import Callable, Mapping
+from typing import Annotated, Any
 
 from jaxcl import lookup, schema
 from jaxcl.methods.two_view import records
@@ -39,13 +41,17 @@ BASES: dict[str, Callable[..., records.Base]] = {
 }
 
 
+BaseSection = Annotated[Any, schema.Choice(BASES)]
+
+
 def find_make(name: str) -> Callable[..., records.Base]:
     """Find the `make` of a base, or raise Refused with the nearest names."""
     return lookup.find_entry(BASES, name, "config.method.base")
 
 
-def make_base(name: str, options: Mapping = {}) -> records.Base:
-    """Make the base of that name, with those of the options that it has."""
-    make = find_make(name)
-    made = make(**schema.pick_options(make, options))
+def make_base(section: str | Mapping[str, Any]) -> records.Base:
+    """Make a base of its name, or of a section with its name and options."""
+    options = {"name": section} if isinstance(section, str) else dict(section)
+    name = options.pop("name")
+    made = find_make(name)(**options)
     return lookup.check_made(made, records.Base, name, "config.method.base")

@@ -1,18 +1,20 @@
 """Strategies of two-view methods, a module and a row of `STRATEGIES` each.
 
-A module has `make(*, ...)`, whose keyword arguments are options of config.method, and
-which returns a `records.Strategy`. A name with a dot is a module of a user's own
-package. The losses of CaSSLe and PNR depend on the base and are defined there; the
-others are the same for every base. Projections and the loss of the base replace the
-logits and likelihoods of their papers.
+A module has `make(*, ...)`, whose keyword arguments are options of
+config.method.strategy, and which returns a `records.Strategy`. A name with a dot is a
+module of a user's own package. The losses of CaSSLe and PNR depend on the base and are
+defined there; the others are the same for every base. Projections and the loss of the
+base replace the logits and likelihoods of their papers.
 """
 
 from collections.abc import Callable, Mapping
+from typing import Annotated, Any
 
 from jaxcl import lookup, schema
 from jaxcl.methods.two_view import records
 from jaxcl.methods.two_view.strategies import (
     cassle,
+    cla_r,
     der,
     ewc,
     finetune,
@@ -34,6 +36,11 @@ STRATEGIES: dict[str, Callable[..., records.Strategy]] = {
     "der": der.make,
     "lump": lump.make,
 }
+# These read the memory of a stream, so only `methods/online_ssl.py` takes them.
+OF_STREAMS: dict[str, Callable[..., records.Strategy]] = {"cla_r": cla_r.make}
+
+
+StrategySection = Annotated[Any, schema.Choice(STRATEGIES)]
 
 
 def find_make(name: str) -> Callable[..., records.Strategy]:
@@ -41,8 +48,9 @@ def find_make(name: str) -> Callable[..., records.Strategy]:
     return lookup.find_entry(STRATEGIES, name, "config.method.strategy")
 
 
-def make_strategy(name: str, options: Mapping = {}) -> records.Strategy:
-    """Make the strategy of that name, with those of the options that it has."""
-    make = find_make(name)
-    made = make(**schema.pick_options(make, options))
+def make_strategy(section: str | Mapping[str, Any]) -> records.Strategy:
+    """Make a strategy of its name, or of a section with its name and options."""
+    options = {"name": section} if isinstance(section, str) else dict(section)
+    name = options.pop("name")
+    made = find_make(name)(**options)
     return lookup.check_made(made, records.Strategy, name, "config.method.strategy")

@@ -1,6 +1,6 @@
 """DER: stored examples keep the projections from the time they were stored."""
 
-from jaxcl import schema
+from jaxcl import core, schema
 from jaxcl.losses import replay
 from jaxcl.methods.two_view import records
 from jaxcl.methods.two_view.strategies import stored_examples
@@ -22,9 +22,11 @@ def make(
       memory_size: examples that are kept.
     """
 
-    def loss(base, x):
-        distance = replay.der(x.replayed, x.stored, example_mask=x.stored_mask)
-        return base.loss(x) + weight * distance
+    def term(base, x):
+        if x.replayed is not None:  # they passed by themselves, one view of each
+            return replay.der(x.replayed, x.stored, example_mask=x.stored_mask)
+        first, second = (replay.der(z, x.stored) for z in core.split_views(x.z))
+        return (first + second) / 2
 
     def read(state, keys, views, parts):
         others, mask, items = stored_examples.draw_examples(
@@ -34,10 +36,12 @@ def make(
         return records.Reading(views, others[:, 0], fixed, items)
 
     return records.Strategy(
-        loss,
+        term,
+        weight,
+        stores=True,
         init_state=lambda example: stored_examples.create_memory(
             example, memory_size, projections=True
         ),
         read=read,
-        update=stored_examples.write_examples,
+        store=stored_examples.write_examples,
     )

@@ -32,13 +32,12 @@ def make(
       fisher_share: last share of a task in which squared gradients are summed.
     """
 
-    def change_gradients(state, update):
-        at = update.state
-        penalty = importance.gradient(state, at.params, weight=weight, lr=update.lr)
-        last = at.step + 1 == at.task_start + at.task_steps
-        late = last | (core.progress(at) >= 1 - fisher_share)
-        state = importance.observe(state, update.grads, late)
-        return jax.tree.map(jnp.add, update.grads, penalty), state
+    def change_gradients(fisher, state, grads, lr):
+        penalty = importance.gradient(fisher, state.params, weight=weight, lr=lr)
+        last = state.step + 1 == state.task_start + state.task_steps
+        late = last | (core.progress(state) >= 1 - fisher_share)
+        fisher = importance.observe(fisher, grads, late)
+        return jax.tree.map(jnp.add, grads, penalty), fisher
 
     return records.Strategy(
         init_state=lambda example: importance.create(example.params),

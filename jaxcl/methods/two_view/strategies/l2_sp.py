@@ -30,16 +30,16 @@ def make(*, alpha: schema.Weight = 0.1) -> records.Strategy:
       alpha: of the penalty on the encoder's weights; set the weight decay to 0.
     """
 
-    def change_gradients(anchor, update):
-        share = alpha / jnp.maximum(alpha * update.lr, 1.0)
+    def change_gradients(anchor, state, grads, lr):
+        share = alpha / jnp.maximum(alpha * lr, 1.0)
         share = jnp.where(anchor.trained, share, 0.0)
         pulled = jax.tree.map(
             lambda g, p, start: g + share * (p - start),
-            update.grads["encoder"],
-            update.state.params["encoder"],
+            grads["encoder"],
+            state.params["encoder"],
             anchor.params,
         )
-        return {**update.grads, "encoder": pulled}, anchor
+        return {**grads, "encoder": pulled}, anchor
 
     return records.Strategy(
         init_state=lambda example: Anchor(

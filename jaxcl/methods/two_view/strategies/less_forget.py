@@ -21,8 +21,7 @@ def make(
       frozen_bn: the teacher normalises by "running" (eval mode) or "batch" statistics.
     """
 
-    def loss(base, x):
-        moved = distill.less_forget(*core.split_views(x.z, x.f))
-        return base.loss(x) + weight * moved
+    def term(base, x):
+        return distill.less_forget(*core.split_views(x.z, x.f))
 
-    return records.Strategy(loss, teacher=frozen_bn)
+    return records.Strategy(term, weight, teacher=records.Teacher(frozen_bn))

@@ -21,13 +21,14 @@ def make(
             state, keys, len(views), parts
         )
         mixed, _ = stored_examples.mix_examples(keys.mix, mix, views, others, mask)
-        return records.Reading(mixed, items=items)
+        return records.Reading(mixed, drawn=items)
 
     return records.Strategy(
+        mix=mix,
         local=False,  # two views alone are mixed
         init_state=lambda example: stored_examples.create_memory(
             example, memory_size, projections=False
         ),
         read=read,
-        update=stored_examples.write_examples,
+        store=stored_examples.write_examples,
     )

@@ -26,7 +26,8 @@ def make(
       frozen_bn: the teacher normalises by "running" (eval mode) or "batch" statistics.
     """
 
-    def loss(base, x):
-        return base.loss(x) + weight * distill.relative_squared(x.h, x.frozen_h)
+    def term(base, x):
+        return distill.relative_squared(x.h, x.frozen_h)
 
-    return records.Strategy(loss, teacher=frozen_bn, features=True)
+    teacher = records.Teacher(frozen_bn)
+    return records.Strategy(term, weight, teacher=teacher, features=True)

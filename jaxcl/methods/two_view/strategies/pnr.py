@@ -38,8 +38,8 @@ def check_form(name: str, base: records.Base, terms: records.PnrTerms) -> None:
     if base.pnr is not None:
         if weight != base.weight:
             logging.warning(
-                "config.method.weight=%s changes nothing: base %s has negatives, and "
-                "PNR adds its own to them",
+                "config.method.strategy.weight=%s changes nothing: base %s has "
+                "negatives, and PNR adds its own to them",
                 weight,
                 name,
             )
@@ -54,8 +54,7 @@ def check_form(name: str, base: records.Base, terms: records.PnrTerms) -> None:
         )
     if danger and terms.pn2:
         logging.warning(
-            "PNR with %s, config.method.negative_weight=%s and config.method.weight=%s "
-            "%s",
+            "PNR with %s, config.method.strategy.negative_weight=%s and weight=%s %s",
             name,
             negative_weight,
             weight,
@@ -90,6 +89,9 @@ def make(
     pn2: bool = True,
     distill_hidden_dim: schema.Width = 2048,
     frozen_bn: records.Statistics = "running",
+    teacher: records.Following = "task",
+    teacher_ema: schema.Share = 0.999,
+    snapshot_every: schema.Count = 100,
 ) -> records.Strategy:
     """Repel the last task's features, too: PNR (Cha et al., ICML 2024).
 
@@ -99,6 +101,10 @@ def make(
       pn1, pn2: pseudo-negatives in the first and second term (Table 7).
       distill_hidden_dim: hidden units of the predictor g.
       frozen_bn: the teacher normalises by "running" (eval mode) or "batch" statistics.
+      teacher: frozen network, that of the last "task", an "ema" of the one that learns,
+        or its last "snapshot".
+      teacher_ema: share of the old average after each step.
+      snapshot_every: batches between snapshots.
     """
     terms = records.PnrTerms(weight, negative_weight, pn1, pn2)
 
@@ -111,16 +117,14 @@ def make(
         queued = {} if state is None else {"frozen_queue": state.rows}
         return records.Reading(views, features=queued)
 
-    def update(state, done):
-        if state is None:
-            return None
-        # Before there is a teacher, its features are zeros.
-        return queue.push_features(state, done.features.f, active=done.taught)
+    def update(state, x, **how):
+        return None if state is None else queue.push_features(state, x.f, **how)
 
     return records.Strategy(
-        lambda base, x: compute_loss(base, x, terms),
+        lambda base, x: compute_loss(base, x, terms) - base.loss(x),
+        loss=lambda base, x: compute_loss(base, x, terms),
         check=lambda name, base: check_form(name, base, terms),
-        teacher=frozen_bn,
+        teacher=records.Teacher(frozen_bn, teacher, teacher_ema, snapshot_every),
         distiller_hidden_dim=distill_hidden_dim,
         init_state=init_state,
         read=read,

@@ -34,14 +34,19 @@ def draw_examples(
     return parts.augment(keys.augment_drawn, items["image"]), mask, items
 
 
-def write_examples(memory: buffer.Buffer, done: records.StepResult) -> buffer.Buffer:
+def write_examples(
+    memory: buffer.Buffer,
+    key: jax.Array,
+    images: jax.Array,
+    features: records.Features,
+    reading: records.Reading,
+) -> buffer.Buffer:
     """Offer a step's examples to the memory, a reservoir."""
-    offered = {"image": done.images, "projection": done.features.z[:, 0]}
+    offered = {"image": images, "projection": features.z[:, 0]}
     stored: Any = memory.items
     items = {name: offered[name] for name in stored}
-    exist = jnp.ones(len(done.images), bool)
-    slots = policies.reservoir(memory, done.keys.write, exist)
-    return buffer.write(memory, buffer.order_after(slots, done.reading.items), items)
+    slots = policies.reservoir(memory, key, jnp.ones(len(images), bool))
+    return buffer.write(memory, buffer.order_after(slots, reading.drawn), items)
 
 
 def mix_examples(
