@@ -48,13 +48,7 @@ OLD, LEFT = "old encoder, old index", "new queries, old index"
 BACK, FORWARD = "new queries mapped back, old index", "vectors mapped forward"
 AGAIN = "all embedded again"
 SHARES = (0.05, 0.1, 0.25, 0.5)
-NETWORKS = {
-    "conv_net": {"name": "conv_net", "width": 16},
-    "vit": {
-        "name": "vit", "width": 48, "layers": 2, "heads": 3, "hidden": 96, "patch": 6,
-        "image_size": 24, "features": "mean",
-    },
-}  # fmt: skip
+NETWORKS = ("conv_net", "vit")
 QUIET = {"progress": False, "plots": False, "tensorboard": False}
 AUGMENT = {
     "shapes": {"scale": (0.7, 1.0), "grayscale": 1.0},
@@ -160,6 +154,16 @@ def find_kind(stream) -> str:
     return "shapes" if stream in KINDS else stream
 
 
+def make_network(name, size) -> dict:
+    """Make config.encoder for images of `size` pixels."""
+    if name == "conv_net":
+        return {"name": name, "width": 16}
+    return {
+        "name": name, "width": 48, "layers": 2, "heads": 3, "hidden": 96,
+        "patch": size // 4, "image_size": size, "features": "mean",
+    }  # fmt: skip
+
+
 def find_batch(stream) -> int:
     """Return the batch size of a stream."""
     return 32 if stream in KINDS else 64
@@ -173,7 +177,8 @@ def pretrain(args, stream, images, seed) -> pathlib.Path:
         place.mkdir(parents=True, exist_ok=True)
         np.savez(place / "old.npz", train_x=images)
         section = {"name": "npz", "path": str(place / "old.npz")}
-        config = own_images.config(section, encoder=NETWORKS[args.network])
+        network = make_network(args.network, images.shape[1])
+        config = own_images.config(section, encoder=network)
         config.update(seed=seed, epochs=3 * args.epochs, **QUIET)
         config.batch_size = find_batch(stream)
         config.evaluators = {}
@@ -245,7 +250,8 @@ def write(args, found) -> None:
     text = write_streams(found) if streams else write_rows(found)
     print(f"\n{text}", flush=True)
     if args.page:
-        page, mark = pathlib.Path(args.page), "streams" if streams else "rows"
+        page = pathlib.Path(args.page)
+        mark = "streams" if streams else f"rows of {args.network}"
         begin, end = (f"<!-- {x}old_index.py: {mark} -->\n" for x in ("", "end of "))
         before, _, rest = page.read_text().partition(begin)
         after = rest.partition(end)[2]
