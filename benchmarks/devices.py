@@ -22,8 +22,7 @@ import numpy as np
 import scipy.stats
 
 from jaxcl.config import build
-from jaxcl.run import job, results, train
-from jaxcl.run import rows as rows_lib
+from jaxcl.run import job, log_file, result_file, train
 
 CONFIG = pathlib.Path(__file__).parents[1] / "configs" / "er_ace_cifar10.py"
 
@@ -78,8 +77,8 @@ def score(work, step, matrix) -> tuple[float, float]:
     """Final average accuracy in percent, and the loss of the first step."""
     with tempfile.TemporaryDirectory() as folder:
         found = train.run_tasks(work, folder, step=step)
-        rows = rows_lib.read_rows(folder)
-    last = results.matrix(found, matrix)[-1]
+        rows = log_file.read_rows(folder)
+    last = result_file.matrix(found, matrix)[-1]
     first = next(row["loss"] for row in rows if "loss" in row)
     return 100 * float(np.mean(last)), float(first)
 

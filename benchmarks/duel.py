@@ -388,7 +388,7 @@ def main(argv=None) -> list[dict]:
     """Measure one part, print its table, return what it holds."""
     args = parser().parse_args(argv)
     if getattr(args, "peer", False) and importlib.util.find_spec("torch") is None:
-        parser().error("--peer: PyTorch is missing, pip install -e '.[peers]'")
+        parser().error("--peer: PyTorch is missing, pip install --group peers")
     # PyTorch must find memory on a GPU too.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     about = {

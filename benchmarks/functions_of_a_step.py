@@ -18,7 +18,7 @@ import tempfile
 import jax
 
 from jaxcl import sharding
-from jaxcl.config import build, files, jobs, sections
+from jaxcl.config import build, files, jobs, resolve, sections
 from jaxcl.run import job
 
 ROOT = f"{pathlib.Path(sharding.__file__).parent}/"
@@ -54,11 +54,13 @@ def list_functions(config: str, building: bool = False) -> list[tuple[str, str]]
     if building:
         raw = made.to_dict()
         with list_entered() as found:
-            jobs.make_job(sections.read_top(raw), raw, folder)
+            jobs.make_job(sections.read_top(resolve.resolve(raw)), raw, folder)
         return found
     work = build.build(made, folder)
     step = inspect.unwrap(work.method.step)  # of what `build` has traced, and kept
-    shapes = job.placed_shapes(work.method, work.data, work.mesh, work.parts(0))
+    shapes = job.placed_shapes(
+        work.method, work.data, work.mesh, work.batches_per_step(0)
+    )
     with sharding.use_mesh(work.mesh), list_entered() as found:
         jax.eval_shape(step, *shapes)
     return found

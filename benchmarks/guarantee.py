@@ -28,7 +28,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import special
 
-from jaxcl.update import gate, lineage
+from jaxcl.run import updates
+from jaxcl.update import gate
 
 LIMIT, LIFE, UPDATES = 0.02, 0.05, 20
 SIZES = (300, 1000, 3000)
@@ -613,8 +614,8 @@ def update_chain(args) -> None:
         options |= {"train.schedule.start": 0.0}  # else its first steps are at 3e-3
         options |= WRONG if number == HARMFUL else {}
         # A command that was stopped goes on.
-        place = folder / "run" / lineage.UPDATES / f"{number:04d}"
-        verdict = lineage.read_report(place)
+        place = folder / "run" / updates.UPDATES / f"{number:04d}"
+        verdict = updates.read_report(place)
         if verdict is None:
             update = run.update(
                 new,

@@ -17,7 +17,7 @@ import numpy as np
 import throughput
 
 from jaxcl.config import build
-from jaxcl.data import graphs, stream
+from jaxcl.data import graph_arrays, stream
 from jaxcl.methods import icl
 from jaxcl.run import job
 
@@ -99,11 +99,11 @@ def filling(work: job.Job) -> list[float] | None:
         return None
     rng, rows = np.random.default_rng(0), np.arange(stream.count_rows(examples))
     order = [stream.filled_order(rng, rows, work.data.batch_size) for _ in range(20)]
-    budgets = graphs.buckets(examples.graphs, work.data.batch_size)
+    budgets = graph_arrays.buckets(examples.graphs, work.data.batch_size)
     masks = []
     for batch in np.concatenate(order):
-        budget = graphs.budget_of(examples.graphs, batch, budgets)
-        made = graphs.pad_batch(examples.graphs, batch, **budget._asdict())
+        budget = graph_arrays.budget_of(examples.graphs, batch, budgets)
+        made = graph_arrays.pad_batch(examples.graphs, batch, **budget._asdict())
         masks.append((made.node_mask, made.edge_mask))
     return [1 - np.concatenate(x).mean() for x in zip(*masks, strict=True)]
 
@@ -116,7 +116,7 @@ def measure(args, directory) -> list[dict]:
     found, waste = [], filling(works["continue"])
     for name, work in works.items():
         step, ratio = seconds[name], np.divide(seconds[name], seconds["continue"])
-        rows = work.data.batch_size * work.parts(1)
+        rows = work.data.batch_size * work.batches_per_step(1)
         share = None
         if name in PAIRS:
             share = float(np.median(1 - np.divide(seconds[PAIRS[name]], step)))

@@ -29,7 +29,7 @@ import numpy as np
 from PIL import Image
 
 from jaxcl import estimate
-from jaxcl.data import files, prefetch, sources, stream
+from jaxcl.data import image_files, prefetch, sources, stream
 from jaxcl.run import job
 
 HEIGHT, WIDTH = 375, 500  # the commonest size in ImageNet, of about 110 kB
@@ -187,7 +187,7 @@ def chain(args, folder: pathlib.Path, decoder: str) -> Iterator[Link]:
 
     def decoded():
         for row, data in enumerate(encoded):
-            files.Decoding(decoder)(data, str(row))
+            image_files.Decoding(decoder)(data, str(row))
 
     yield Link(f"{decoder}: decode", True, timed(decoded))
     yield Link(f"{decoder}: two crops", True, timed(lambda: crops(images)))

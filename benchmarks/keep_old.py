@@ -27,9 +27,8 @@ import numpy as np
 from jaxcl.config import build, files
 from jaxcl.data import sources
 from jaxcl.index import drift, maps
-from jaxcl.run import finish, folder
-from jaxcl.run import results as results_lib
-from jaxcl.update import command, lineage, plan
+from jaxcl.run import encoder_folder, finish, result_file, updates
+from jaxcl.update import command, plan
 from jaxcl.weights import encoder, export
 
 DIGITS = {"name": "digits_in_looks", "size": 16, "channels": 3}
@@ -122,7 +121,7 @@ KINDS = {"mirrored": lambda images: images[:, :, ::-1], "noisy": add_noise}
 def pretrain(args, old, seed) -> pathlib.Path:
     """Train an encoder on the old images; return its folder."""
     place = pathlib.Path(args.out, "old", f"seed_{seed}")
-    if not (place / "encoder" / folder.CARD).exists():
+    if not (place / "encoder" / encoder_folder.CARD).exists():
         config = files.read_config(["--config=keep_fresh"])
         epochs = args.epochs * (4 if args.stream == "same" else 2)  # half the images
         config.update(seed=seed, epochs=epochs, batch_size=BATCH, **QUIET)
@@ -148,7 +147,7 @@ def teach(args, name, seed, head_steps) -> Taught:
     config = make_update(args, name, seed, head_steps)
     reports = []
     for number, new in enumerate(sets, 1):
-        report = lineage.read_report(own / lineage.UPDATES / f"{number:04d}")
+        report = updates.read_report(own / updates.UPDATES / f"{number:04d}")
         if report is None:
             work = plan.make_plan(str(own), new, config, test=old)
             report = command.carry_out(work)
@@ -201,7 +200,7 @@ def judge(place, checkpoint, data) -> float:
     config.augment = {"size": 16, "resize": 16}
     config.evaluators = {"knn": {}}
     results = finish.run_job(build.build(config, place), place)
-    (measures,) = (x for n, x in results_lib.summary(results).items() if "class" in n)
+    (measures,) = (x for n, x in result_file.summary(results).items() if "class" in n)
     return measures["average_accuracy"]
 
 

@@ -29,8 +29,7 @@ from jaxcl.data import storage, stream
 from jaxcl.methods import gdumb
 from jaxcl.methods.two_view import strategies
 from jaxcl.report import numbers as numbers_lib
-from jaxcl.run import finish, job, lock, metrics_log, seeds
-from jaxcl.run import results as results_lib
+from jaxcl.run import finish, job, lock, metrics_log, result_file, seeds
 
 FIELDS = {"epochs": "epochs", "updates": "replay.updates", "passes": "method.passes"}
 SEARCH_SEED = 1000  # of no result
@@ -387,7 +386,7 @@ class Board:
             found[str(seed)] = measured(problem, entry, spends, folder)
             print(f"{name} {own} x{multiple} {seed}: {found[str(seed)]}", flush=True)
             of_entry[f"x{multiple}"] = head | {"seeds": found} | self.about
-            results_lib.write_json(self.path, self.numbers)
+            result_file.write_json(self.path, self.numbers)
 
     def choose_rate(self, name: str, own: str) -> float | None:
         """Return the best learning rate on held-out rows at the smallest budget.
@@ -427,7 +426,7 @@ class Board:
 
         def spent(name, changes):
             self.train(changed(config, blind | changes), folder / name)
-            return results_lib.read_results(folder / name)["cost"]["total"]
+            return result_file.read_results(folder / name)["cost"]["total"]
 
         made = build.plan_job(config)
         one = spent("one", {FIELDS[spends]: 1})["flops"]
@@ -438,12 +437,12 @@ class Board:
         elif spends == "passes":
             fixed, each = one, fit_pass(config, made, spent)
         costs = {"fixed": fixed, "each": each, "state_bytes": state_bytes(made)}
-        results_lib.write_json(path, costs)
+        result_file.write_json(path, costs)
         return costs
 
     def train(self, config, folder, step=None):
         """Train or resume a run and return its compiled step; a finished one stays."""
-        if (folder / "failed.json").exists() or results_lib.complete(folder):
+        if (folder / "failed.json").exists() or result_file.complete(folder):
             return step
         folder.mkdir(parents=True, exist_ok=True)
         with open(folder / "log.txt", "a") as log, contextlib.redirect_stdout(log):
@@ -480,8 +479,8 @@ def measured(problem, entry, spends: dict, folder: epath.Path) -> dict[str, Any]
     """Read the numbers of a run, in percent, FLOPs and seconds of training."""
     if (folder / "failed.json").exists():
         return {"failed": True}
-    results = results_lib.read_results(folder)
-    accuracy = results["scalars"][results_lib.count_finished(results) - 1][
+    results = result_file.read_results(folder)
+    accuracy = results["scalars"][result_file.count_finished(results) - 1][
         problem.measure
     ]
     if accuracy is None:
@@ -493,7 +492,7 @@ def measured(problem, entry, spends: dict, folder: epath.Path) -> dict[str, Any]
         own["seconds"] += total["evaluation_seconds"]
     own["accuracy"] = 100 * accuracy
     if problem.matrix is not None and len(results["task_names"]) > 1:
-        lost = results_lib.summary(results)[problem.matrix]["forgetting"]
+        lost = result_file.summary(results)[problem.matrix]["forgetting"]
         if lost is not None:
             own["forgetting"] = 100 * lost
     name = problem.measure.partition("/")[0] + "/class_incremental"

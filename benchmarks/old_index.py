@@ -36,8 +36,8 @@ import numpy as np
 from jaxcl.config import build, own_images
 from jaxcl.data import sources
 from jaxcl.index import drift, maps, order
-from jaxcl.run import finish, folder
-from jaxcl.update import command, lineage, plan
+from jaxcl.run import encoder_folder, finish, updates
+from jaxcl.update import command, plan
 from jaxcl.weights import encoder, export
 
 K = 10
@@ -112,7 +112,7 @@ def embed_both(args, stream, row, seed) -> dict[str, np.ndarray]:
             os.replace(place / "part", copy)
         section = {"name": "npz", "path": str(place / "new.npz")}
         work = plan.make_plan(str(copy), section, make_update(args, stream, row, seed))
-        if lineage.read_report(work.workdir) is None:
+        if updates.read_report(work.workdir) is None:
             command.carry_out(work)
         export.export(str(copy), str(place / "export"), force=True)
         rows = {"label": y, "test_label": label, "is_new": is_new}
@@ -173,7 +173,7 @@ def pretrain(args, stream, images, seed) -> pathlib.Path:
     """Train an encoder on the old images; return the folder of the run and of it."""
     kind = find_kind(stream)
     place = pathlib.Path(args.out, args.network, f"old_{kind}", f"seed_{seed}")
-    if not (place / "encoder" / folder.CARD).exists():
+    if not (place / "encoder" / encoder_folder.CARD).exists():
         place.mkdir(parents=True, exist_ok=True)
         np.savez(place / "old.npz", train_x=images)
         section = {"name": "npz", "path": str(place / "old.npz")}

@@ -240,7 +240,7 @@ def main(argv=None) -> list[dict]:
     args.threads = args.threads or throughput.cores()
     if not args.no_peer and importlib.util.find_spec("torch") is None:
         parser().error(
-            "PyTorch is missing: pip install -e '.[peers]', or give --no-peer"
+            "PyTorch is missing: pip install --group peers, or give --no-peer"
         )
     # PyTorch must find memory on a GPU too.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")

@@ -20,9 +20,9 @@ import sys
 
 import numpy as np
 
+from jaxcl import plots
 from jaxcl.data import shapes
-from jaxcl.evals import plots
-from jaxcl.run import results as results_lib
+from jaxcl.run import result_file
 
 ROOT = pathlib.Path(__file__).parents[1]
 FOUND = ROOT / "docs" / "quickstart.json"
@@ -51,16 +51,16 @@ def train(row: str, isa: str, seeds: int, root: pathlib.Path) -> dict[str, dict]
     env = {**os.environ, "XLA_FLAGS": f"--xla_cpu_max_isa={isa}"}
     subprocess.run(command, cwd=ROOT, env=env, check=True, stdout=subprocess.DEVNULL)
     return {
-        str(seed): measures(results_lib.read_results(folder / f"seed_{seed}"))
+        str(seed): measures(result_file.read_results(folder / f"seed_{seed}"))
         for seed in range(seeds)
     }
 
 
 def measures(results: dict) -> dict:
     """Return the numbers of a run that the table and the picture show."""
-    matrix = results_lib.matrix(results, PREDICTED)
+    matrix = result_file.matrix(results, PREDICTED)
     total = results["cost"]["total"]
-    summary = results_lib.summary(results)
+    summary = result_file.summary(results)
     seconds = ("train_seconds", "compile_seconds", "evaluation_seconds")
     return {
         "met": [float(matrix[t, : t + 1].mean()) for t in range(len(matrix))],

@@ -22,8 +22,7 @@ from etils import epath
 
 from jaxcl.config import build, command, files
 from jaxcl.data import storage
-from jaxcl.run import finish, seeds
-from jaxcl.run import results as results_lib
+from jaxcl.run import finish, result_file, seeds
 
 ROOT = pathlib.Path(__file__).parents[1]
 MARK = "<!-- The rest of this page is written by the script. -->"
@@ -285,7 +284,7 @@ def measured(row: Row, runs: dict[int, dict], minutes: float) -> dict[str, Any]:
         last = results["scalars"][-1]
         if measure in last:
             return last[measure]
-        return results_lib.summary(results)[measure]["average_accuracy"]
+        return result_file.summary(results)[measure]["average_accuracy"]
 
     def values(measure):
         return {
@@ -366,12 +365,12 @@ def main(argv: list[str] | None = None) -> int:
         job, workdir, first, when = made
         finish.run_job(job, workdir, stop=stop)
         chosen = range(first, first + options.seeds)
-        runs = {s: results_lib.read_results(folder / seeds.folder(s)) for s in chosen}
+        runs = {s: result_file.read_results(folder / seeds.folder(s)) for s in chosen}
         minutes = sum(sum(results["seconds"]) for results in runs.values()) / 60
         path = epath.Path(options.page).with_suffix(".json")
         numbers = storage.read_object(path) if path.exists() else {}
         numbers[options.name] = measured(row, runs, minutes) | when
-        results_lib.write_json(path, dict(sorted(numbers.items())))
+        result_file.write_json(path, dict(sorted(numbers.items())))
         lines = table(numbers)
         write_page(options.page, lines)
         own = next(line for line in lines if line.startswith(f"| `{options.name}` "))

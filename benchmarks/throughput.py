@@ -214,7 +214,7 @@ def in_turns(works: dict, args, stack) -> tuple[dict, dict]:
 
 def flops(work: job.Job, task: int) -> float | None:
     """Of one step on one device; branches that the task does not take cost none."""
-    shapes = job.shapes(work.method, work.data, work.parts(task))
+    shapes = job.shapes(work.method, work.data, work.batches_per_step(task))
     count = cost.count_flops(work.method.step, *shapes, task=task)
     return count and count / work.mesh.size
 
@@ -364,7 +364,7 @@ def check_peer(args) -> None:
     if args.stream or args.devices > 1:
         parser().error("--peer: needs resident images and one device")
     if importlib.util.find_spec("torch") is None:
-        parser().error("--peer: PyTorch is missing, pip install -e '.[peers]'")
+        parser().error("--peer: PyTorch is missing, pip install --group peers")
     import peer
 
     try:

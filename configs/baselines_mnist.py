@@ -4,7 +4,7 @@ ContinualAI/continual-learning-baselines (commit 4900462), whose tests compare w
 tests/target_results.csv: one seed, no spread, the target less a tolerance. Perceptrons
 with PyTorch's start, plain SGD.
 
-  python -m jaxcl.data.convert mnist.npz data/mnist
+  jaxcl convert mnist.npz data/mnist
   python -m jaxcl.main --config=configs/baselines_mnist.py:replay --config.seeds=5
 
 Words, the first of which is the default:

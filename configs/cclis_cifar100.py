@@ -17,7 +17,7 @@ its score, both by mistake: the row `released`, most likely that of the paper's 
   python -m jaxcl.main --config=configs/cclis_cifar100.py:er \
       --config.data.path=PATH --config.replay.capacity=500
 
-PATH holds what `python -m jaxcl.data.convert cifar100.npz PATH` writes. Rows: cclis
+PATH holds what `jaxcl convert cifar100.npz PATH` writes. Rows: cclis
 (the default) and the other keys of CONTRASTIVE and REPLAY
 of configs/papers/cclis.py. `configs/cclis_cifar100.py:debug` and, say,
 `configs/cclis_cifar100.py:co2l,debug` run in seconds, on digits.

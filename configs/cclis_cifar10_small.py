@@ -5,7 +5,7 @@ a run on one CPU core: 5 tasks x 2 classes, three convolutions of width 16 on 16
 60 epochs on the first task and 30 on each other, a memory of 200. The paper has no
 scores for it; ours, with 3 seeds, are in docs/results.md.
 
-  python -m jaxcl.data.fetch cifar10 --out=data/cifar10
+  jaxcl data cifar10 --out=data/cifar10
   python -m jaxcl.main --config=configs/cclis_cifar10_small.py
   python -m jaxcl.main --config=configs/cclis_cifar10_small.py:no_prd --config.seed=1
 
@@ -34,7 +34,10 @@ def get_config(arg=None):
     config.epochs = (60, 30)
     config.batch_size = 128
     config.optimizer = {"name": "sgd", "lr": lr, "weight_decay": 1e-4}
-    config.schedule = {"name": "ramped_cosine", "warmup_epochs": 3}
+    config.schedule = {
+        "name": "ramped_cosine",
+        "warmup_epochs": recipe.tie_warmup(config, 3),
+    }
     if row == "er":
         config.method = {**method}
         config.replay = {"capacity": 200, "size": 128, "augment": "all"}

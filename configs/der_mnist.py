@@ -7,7 +7,7 @@ Baseline", NeurIPS 2020, with the best settings of its released code
 in their order, batches of 10. Permuted and rotated: 20 tasks of all digits, batches of
 128.
 
-  python -m jaxcl.data.convert mnist.npz data/mnist
+  jaxcl convert mnist.npz data/mnist
   python -m jaxcl.main --config=configs/der_mnist.py:derpp,split,500 --config.seeds=10
   python -m jaxcl.main --config=configs/der_mnist.py:er,rotated,200
 

@@ -49,7 +49,10 @@ def get_config(arg=None):
     predictors = dict.fromkeys(("cassle", "pnr"), {"distill_hidden_dim": 128})
     recipe.set_by_name(config.method.strategy, predictors)
     config.optimizer = {"name": "sgd", "lr": 0.1, "weight_decay": 1e-4}
-    config.schedule = {"name": "warmup_cosine", "warmup_epochs": 3}
+    config.schedule = {
+        "name": "warmup_cosine",
+        "warmup_epochs": recipe.tie_warmup(config, 3),
+    }
     config.evaluators = {
         "collapse": {},
         "linear": {"lr": 2.0, "augment": False},

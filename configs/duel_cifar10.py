@@ -11,7 +11,7 @@ D-SimCLR 82.8 / 82.4 / 79.6 / 75.2, Barlow Twins 51.7 / 51.6 / 54.9 / 53.5, BYOL
 2.299 / 1.839 / 1.052, D-MoCo 2.299 / 2.165 / 1.831. Hours on an RTX 3090 Ti (Table 3):
 9.4, 11.0, 13.5, 17.3. Ours: not run at this size; `duel_cifar10_small.py` was.
 
-  python -m jaxcl.data.fetch cifar10 --out=data/cifar10
+  jaxcl data cifar10 --out=data/cifar10
   python -m jaxcl.main --config=configs/duel_cifar10.py
   python -m jaxcl.main --config=configs/duel_cifar10.py:moco \
       --config.scenario.imbalance.rho_max=0.75 --config.seed=1

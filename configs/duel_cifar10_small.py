@@ -6,7 +6,7 @@ three convolutions of width 16 on 16 pixels, 1.5k steps of 128 rows, a memory of
 of which each step draws 128. The paper has no scores for it; ours, with 3 seeds, are in
 docs/results.md.
 
-  python -m jaxcl.data.fetch cifar10 --out=data/cifar10
+  jaxcl data cifar10 --out=data/cifar10
   python -m jaxcl.main --config=configs/duel_cifar10_small.py
   python -m jaxcl.main --config=configs/duel_cifar10_small.py:moco \
       --config.scenario.imbalance.rho_max=0.75 --config.seed=1

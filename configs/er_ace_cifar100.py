@@ -7,7 +7,7 @@ numbers (a figure): ER-ACE and ER-AML come close to iid++. The later state of it
 has, on validation data, ER-ACE 24.6, ER 17.5, MIR 19.1, iid 19.2, iid++ 27.6. Ours: not
 run in full.
 
-  python -m jaxcl.data.fetch cifar100 --out=data/cifar100
+  jaxcl data cifar100 --out=data/cifar100
   python -m jaxcl.main --config=configs/er_ace_cifar100.py
   python -m jaxcl.main --config=configs/er_ace_cifar100.py:er_aml --config.seeds=3
 

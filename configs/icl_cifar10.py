@@ -5,7 +5,7 @@ the first 1 - growth of the images, shuffled by the seed, then the others; batch
 32, until the mean loss of an epoch has not come lower for 50 epochs. `scenario.classes`
 names the classes, two or more.
 
-  python -m jaxcl.data.fetch cifar10 --out=data/cifar10
+  jaxcl data cifar10 --out=data/cifar10
   python -m jaxcl.main --config=configs/icl_cifar10.py:small
   python -m jaxcl.main --config=configs/icl_cifar10.py:retrain,small \
       --config.scenario.growth=0.3 --config.seeds=5

@@ -78,7 +78,8 @@ def get_config(arg=None):
         "weight_decay": 0.05,
         "exclude_1d": True,
     }
-    config.schedule = {"name": "warmup_cosine", "warmup_epochs": 2, "per_epoch": False}
+    warmup = {"warmup_epochs": recipe.tie_warmup(config, 2), "per_epoch": False}
+    config.schedule = {"name": "warmup_cosine", **warmup}
     config.plasticity = False
     config.save_every = 200
     return shrink.shrink(config) if debug else config

@@ -7,7 +7,7 @@ images in memory, ResNet-18, SGD with a constant rate. CLIMB, with SimCLR and 2,
 images, 5 seeds, linear accuracy after the last task: CLA-E 40.95, CLA-R 42.89, MinRed
 43.89, the i.i.d. stream of the same budget 50.45. Ours: not measured yet.
 
-  python -m jaxcl.data.fetch cifar100 --out=data/cifar100
+  jaxcl data cifar100 --out=data/cifar100
   python -m jaxcl.main --config=configs/online_ssl_cifar100.py
   python -m jaxcl.main --config=configs/online_ssl_cifar100.py:cla_r --config.seed=1
 

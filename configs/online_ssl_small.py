@@ -6,7 +6,7 @@ the method does not know, in batches of 20 with 44 replayed, two updates on
 each; three minutes on two busy cores, a third of them training. No paper has scores for
 it; ours are in docs/online_ssl.md.
 
-  python -m jaxcl.data.fetch cifar10 --out=data/cifar10
+  jaxcl data cifar10 --out=data/cifar10
   python -m jaxcl.main --config=configs/online_ssl_small.py
   python -m jaxcl.main --config=configs/online_ssl_small.py --workdir=runs/blurry \
       --config.scenario.name=blurry --config.method.regulariser=cla_r

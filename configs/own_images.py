@@ -2,9 +2,9 @@
 
 The word behind the colon is a folder of images, or another path that
 `jaxcl.config.own_images` finds a source for: an .npz file, a directory that
-jaxcl.data.convert, TFDS or Hugging Face's `datasets` wrote. Without it scikit-learn's
-digits are read. `encoder=` may follow after a comma: a name from `jaxcl list encoders`,
-or the folder of an encoder with which training begins; and `size=`: pixels of a side.
+`jaxcl convert`, TFDS or Hugging Face's `datasets` wrote. `encoder=` may follow after a
+comma: a name from `jaxcl list encoders`, or the folder of an encoder with which
+training begins; and `size=`: pixels of a side.
 
   python -m jaxcl.main --config=configs/own_images.py:my_images --workdir=runs/mine
   python -m jaxcl.main --config=configs/own_images.py:my_images --workdir=runs/pnr \
@@ -25,6 +25,7 @@ how each is chosen.
 """
 
 from jaxcl.config import own_images, recipe, shrink
+from jaxcl.errors import Refused
 
 
 def get_config(arg=None):
@@ -34,10 +35,11 @@ def get_config(arg=None):
         "encoder": words.get("encoder", "resnet18"),
         "size": int(size) if size and size.isdecimal() else size,
     }
-    if images not in ("", "debug"):
-        return own_images.config(own_images.of_path(images), **options)
+    if not images:
+        raise Refused("config own_images needs a folder: jaxcl train own_images:FOLDER")
+    if images != "debug":
+        return own_images.config(own_images.make_section(images), **options)
     config = own_images.config({"name": "digits"}, **options)
-    if images == "debug":
-        config.method.strategy = "pnr"  # so that there is a second task
-        shrink.shrink(config)
+    config.method.strategy = "pnr"  # so that there is a second task
+    shrink.shrink(config)
     return config

@@ -7,7 +7,7 @@ Ours: not run at this budget. Cost: 5 tasks x
 500 epochs x 39 steps of 2 x 256 images of 32 pixels, and as much again for plasticity
 (--config.plasticity=False leaves that out).
 
-  python -m jaxcl.data.fetch cifar10 --out=data/cifar10
+  jaxcl data cifar10 --out=data/cifar10
   python -m jaxcl.main --config=configs/pnr_cifar10.py
   python -m jaxcl.main --config=configs/pnr_cifar10.py --workdir=runs/c10_byol_cassle \
       --config.method.base=byol --config.method.strategy=cassle

@@ -17,7 +17,7 @@ and, after the stroke, A_10 of 10; the default is the cell in brackets:
 Ours: not run at this budget; docs/results.md has smaller ones. Cost: 5 tasks x 500
 epochs x 39 steps of 2 x 256 images.
 
-  python -m jaxcl.data.fetch cifar100 --out=data/cifar100
+  jaxcl data cifar100 --out=data/cifar100
   python -m jaxcl.main --config=configs/pnr_cifar100.py
   python -m jaxcl.main --config=configs/pnr_cifar100.py --workdir=runs/byol_cassle \
       --config.method.base=byol --config.method.strategy=cassle
@@ -25,7 +25,7 @@ epochs x 39 steps of 2 x 256 images.
 `config.method.base` brings its own learning rates, decay and augmentation with it.
 10 tasks: --config.scenario.num_tasks=10; joint: --config.scenario.name=joint with
 --config.scenario.num_tasks=1. `configs/pnr_cifar100.py:debug` runs the same code in
-seconds, on digits. docs/paper_pnr_tables.md has a command for every cell.
+seconds, on digits. docs/paper_pnr_tables.md has the commands of the tables.
 
 `config.regime` "released" is the released run, its faults included (`set_regime` of
 configs/papers/pnr.py): its numbers do not compare with those of the default.

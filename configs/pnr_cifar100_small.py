@@ -6,7 +6,7 @@ a queue of 4,096, heads of width 256 and a probe on features without augmentatio
 What it measured, with time and spread, is in docs/results.md; no number of the paper
 compares to it. Cost: 5 tasks x 6 epochs x 78 steps of 2 x 128 images of 32 pixels.
 
-  python -m jaxcl.data.fetch cifar100 --out=data/cifar100
+  jaxcl data cifar100 --out=data/cifar100
   python -m jaxcl.main --config=configs/pnr_cifar100_small.py \
       --config.method.strategy=pnr --config.seed=5 --workdir=runs/small_pnr_5
 
@@ -36,7 +36,10 @@ def get_config(arg=None):
     config.encoder = {"name": "resnet", "depth": 10, "width": 8, "stem": "cifar"}
     lambdas = pnr.column(pnr.CIFAR, 3)
     pnr.set_small_heads(config, base, queue_size=4096, lambdas=lambdas)
-    config.schedule = {"name": "warmup_cosine", "warmup_epochs": 1}
+    config.schedule = {
+        "name": "warmup_cosine",
+        "warmup_epochs": recipe.tie_warmup(config, 1),
+    }
     rates = {name: min(rate, 1.0) for name, rate in pnr.column(pnr.CIFAR, 2).items()}
     config.evaluators = {
         "collapse": {},

@@ -5,7 +5,7 @@ on one CPU core: 5 tasks x 2 classes, three convolutions of width 16 on 16 pixel
 epochs a task. The paper has no scores for it; ours, for every base under fine-tuning,
 CaSSLe and PNR with 3 seeds, are in docs/results.md.
 
-  python -m jaxcl.data.fetch cifar10 --out=data/cifar10
+  jaxcl data cifar10 --out=data/cifar10
   python -m jaxcl.main --config=configs/pnr_cifar10_small.py
   python -m jaxcl.main --config=configs/pnr_cifar10_small.py --workdir=runs/small_byol \
       --config.method.base=byol --config.method.strategy=cassle

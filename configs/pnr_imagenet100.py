@@ -35,7 +35,7 @@ you may replace. A TFDS directory: --config.data.name=tfds
 it, `config.scenario.name` its lambda. 10 tasks: --config.scenario.num_tasks=10; joint:
 --config.scenario.name=joint --config.scenario.num_tasks=1.
 `configs/pnr_imagenet100.py:debug` runs the same code in seconds, on digits.
-docs/paper_pnr_tables.md has a command for every cell.
+docs/paper_pnr_tables.md has the commands of the tables.
 
 * Trained in the paper at other rates than here, by CaSSLe's scripts, see
 docs/methods_deviations.md: these rows do not compare with runs of this file. Probe

@@ -14,8 +14,6 @@ differ between processors. It is in no table of the PNR paper (Cha et al., ICML 
 All domains at once, the upper bound: --config.scenario.name=joint.
 """
 
-import functools
-
 import ml_collections
 
 from jaxcl.config import recipe
@@ -56,8 +54,7 @@ def get_config():
     predictors = dict.fromkeys(("cassle", "pnr"), {"distill_hidden_dim": 128})
     recipe.set_by_name(config.method.strategy, predictors)
     config.optimizer = {"name": "sgd", "lr": 0.1, "weight_decay": 1e-4}
-    three = functools.partial(recipe.warmup_epochs, usual=3)
-    warmup = recipe.compute(three, config.get_ref("epochs"))
+    warmup = recipe.tie_warmup(config, 3)
     config.schedule = {"name": "warmup_cosine", "warmup_epochs": warmup}
     config.evaluators = {
         "collapse": {},

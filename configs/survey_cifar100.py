@@ -8,7 +8,7 @@ plain SGD at the rate that its search found for each method. After the last task
 logistic regression probes the encoder, trained on all train rows in three augmented
 passes.
 
-  python -m jaxcl.data.convert cifar100.npz data/cifar100
+  jaxcl convert cifar100.npz data/cifar100
   python -m jaxcl.main --config=configs/survey_cifar100.py:er --config.seeds=5
 
 Rows: er (the default), er_lwf, er_ace, derpp, mir. ER's

@@ -1,20 +1,20 @@
-"""Tables of options, made from the signatures when the site is built.
+"""Write the pages as plain Markdown with their tables, before a site is built.
 
-A line `<!-- options: MODULE.FUNCTION -->` in a page becomes a table of the function's
-keyword-only options: name, default, and the meaning that `jaxcl options` prints.
-`except NAME` in that line leaves an option out. A line
+`python docs/options.py build/docs` copies docs/ there; any generator can read the copy,
+and `mkdocs build` does. A line `<!-- options: MODULE.FUNCTION -->` becomes a table of
+the function's keyword-only options: name, default, and the meaning that `jaxcl options`
+prints. `except NAME` in that line leaves an option out. A line
 `<!-- headings ###: MODULE.{}.FUNCTION: a b -->` stands for a heading and such a line
 for each of the names, `bold` in place of `###` for names in bold. A line
-`<!-- list: KIND -->` becomes the table of `jaxcl list KIND`. mkdocs calls
-`on_page_markdown`.
-
-  python docs/options.py docs/options_run.md   # prints a page with its tables
+`<!-- list: KIND -->` becomes the table of `jaxcl list KIND`. A line `--8<-- "FILE"`
+becomes that file of the repository.
 """
 
 import importlib
 import inspect
 import pathlib
 import re
+import shutil
 import sys
 
 from jaxcl.api.list import describe_kind
@@ -23,6 +23,9 @@ from jaxcl.api.options import meanings
 MARKER = re.compile(r"^<!-- options: ([\w.]+)(?: except ([\w ]+))? -->$", re.M)
 HEADINGS = re.compile(r"^<!-- headings (#+|bold): ([\w.{}]+): ([\w\s]+?)\s+-->$", re.M)
 LISTED = re.compile(r"^<!-- list: (\w+) -->$", re.M)
+INCLUDED = re.compile(r'^( *)--8<-- "([^"]+)"$', re.M)
+ROOT = pathlib.Path(__file__).parents[1]
+_LEFT_OUT = ("*.json", "*.py", "*.txt", "__pycache__")
 
 
 def options(function, without=()) -> dict:
@@ -78,11 +81,23 @@ def expand(text: str) -> str:
     return LISTED.sub(lambda m: list_kind(m[1]), text)
 
 
-def on_page_markdown(markdown, **_):
-    """Expand the markers of a page; mkdocs calls this."""
-    return expand(markdown)
+def include_files(text: str) -> str:
+    """Return a page with files in place of the lines that name them, as indented."""
+
+    def read(match):
+        lines = (ROOT / match[2]).read_text().rstrip("\n").split("\n")
+        return "\n".join(f"{match[1]}{line}".rstrip() for line in lines)
+
+    return INCLUDED.sub(read, text)
+
+
+def write_pages(folder: pathlib.Path) -> None:
+    """Copy docs/ to a folder, which is replaced, with all pages expanded."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(ROOT / "docs", folder, ignore=shutil.ignore_patterns(*_LEFT_OUT))
+    for page in folder.rglob("*.md"):
+        page.write_text(include_files(expand(page.read_text())))
 
 
 if __name__ == "__main__":
-    for page in sys.argv[1:]:
-        print(expand(pathlib.Path(page).read_text()))
+    write_pages(pathlib.Path(sys.argv[1]))

@@ -5,9 +5,11 @@ Run it in the folder that holds my_package:
   python -m jaxcl.main --config=my_config.py
   python -m jaxcl.main --config=my_config.py:method
   python -m jaxcl.main --config=my_config.py:replay
+  python -m jaxcl.main --config=my_config.py:online
 
 The word behind the colon chooses what is trained: a base under a strategy (no word), a
-method, or experience replay with a policy. `debug` behind a comma trains one epoch.
+method, experience replay with a policy, or an online method. `debug` behind a comma
+trains one epoch.
 """
 
 import ml_collections
@@ -29,6 +31,7 @@ METHODS = {
         "output_dim": 32,
     },
     "replay": {"name": "er"},
+    "online": {"name": "my_package.my_online"},
 }
 
 
@@ -52,7 +55,7 @@ def get_config(arg=None):
     }
     config.encoder = {"name": "my_package.my_encoder.flat", "width": 32}
     config.method = METHODS[word]
-    if word == "replay":
+    if word in ("replay", "online"):
         config.replay = {"policy": "my_package.my_policy", "capacity": 40}
     config.optimizer = {"name": "my_package.my_optimizer.sign", "lr": 0.003}
     config.schedule = {"name": "my_package.my_optimizer.triangle"}

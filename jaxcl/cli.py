@@ -1,54 +1,174 @@
-"""Run the command `jaxcl`; each subcommand is imported when used."""
+"""Run the command `jaxcl`; each subcommand is imported when used.
 
-import difflib
+A subcommand is an entry of `COMMANDS` and a module with two functions:
+`add_options(parser)` declares its options, `main(options)` does the work and returns
+the exit code. A `Refused` or `OSError` of `main` is printed in one line, exit code 2.
+Any other error is a bug, exit code 70.
+"""
+
+import argparse
 import importlib
-import importlib.metadata
 import os
-import pathlib
-import platform
-import runpy
 import sys
 from collections.abc import Sequence
 
-# word -> (module, what it does). A module has `main`, which takes the words behind the
-# command; one with flags of absl is run as `python -m` does.
-_COMMANDS = {
-    "train": ("jaxcl.main", "train a config, or continue a run that was stopped"),
-    "update": ("jaxcl.update", "train a run's encoder on new images, within limits"),
-    "check": ("jaxcl.update.check", "check whether an update is due; trains nothing"),
-    "import": ("jaxcl.weights.import_file", "read the weights of another library"),
-    "export": ("jaxcl.weights.export", "write the encoder of a run to a folder"),
-    "features": ("jaxcl.weights.embed", "embed a data set once, into one file"),
-    "index": ("jaxcl.api.index", "bring stored vectors to a run's newest encoder"),
-    "data": ("jaxcl.data.fetch", "download or draw a well-known set of images"),
-    "report": ("jaxcl.report.page", "write one HTML page about any runs"),
-    "compare": ("jaxcl.report.compare", "compare runs in a table and a plot"),
-    "list": ("jaxcl.api.list", "list methods, bases, encoders, data, configs ..."),
-    "options": ("jaxcl.api.options", "print the options of a config and their meaning"),
-    "estimate": ("jaxcl.estimate", "estimate memory and time of a step, on any chip"),
+from jaxcl.errors import Refused
+from jaxcl.run import terminal
+
+# word -> (group, module of jaxcl, what it does)
+COMMANDS = {
+    "train": ("Train", "main", "train a config, or continue a stopped run"),
+    "check": ("Train", "update.check", "check whether an update is due; no training"),
+    "update": ("Train", "update.command", "train a run on new images, within limits"),
+    "import": ("Models", "weights.import_file", "read the weights of another library"),
+    "export": ("Models", "weights.export", "write the encoder of a run to a folder"),
+    "features": ("Models", "weights.embed", "embed a data set once, into one file"),
+    "index": ("Models", "api.index", "bring stored vectors to a run's newest encoder"),
+    "data": ("Data", "data.fetch", "download or draw a well-known set of images"),
+    "convert": ("Data", "data.convert", "write an .npz file as plain arrays"),
+    "report": ("Results", "report.page", "write one HTML page about any runs"),
+    "compare": ("Results", "report.compare", "compare runs in a table and a plot"),
+    "list": ("Inspect", "api.list", "list methods, bases, encoders, data, configs ..."),
+    "options": ("Inspect", "api.options", "print a config's options and their meaning"),
+    "doctor": (
+        "Inspect",
+        "api.doctor",
+        "check the installation, by a run of ten steps",
+    ),
+    "estimate": ("Inspect", "estimate", "bound memory and time of a step, on any chip"),
 }
-_GROUPS = {
-    "Train": ("train", "check", "update"),
-    "Models": ("import", "export", "features", "index"),
-    "Data": ("data",),
-    "Results": ("report", "compare"),
-    "Inspect": ("list", "options", "estimate"),
-}
-_TAKES_A_CONFIG = ("train", "estimate", "options")
-_OWN_IMAGES = "own_images"
 _EXAMPLES = """
 `jaxcl COMMAND --help` lists the options of a command. Examples:
   jaxcl train quickstart
   jaxcl train own_images:my_folder --config.epochs=50
   jaxcl options own_images:my_folder"""
-_HELP = pathlib.Path(__file__).with_name("help")  # WORD.txt where absl would list flags
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that names the nearest option of an unknown one.
+
+    It reads --a_b as --a-b, and refuses what is wrong in place of an exit.
+    """
+
+    def __init__(self, **options):
+        self.names: list[str] = []  # of all options
+        self.section = ""  # section of a config with the options of a run
+        self.has_words = False  # commands of the command
+        super().__init__(
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            **options,
+        )
+
+    def add_argument(self, *names, **options):
+        """Add an option, as `argparse` does."""
+        self.names += [x for x in names if x.startswith("--") and "." not in x]
+        return super().add_argument(*names, **options)
+
+    def add_subparsers(self, **options):
+        """Add commands of the command, as `argparse` does."""
+        self.has_words = True
+        return super().add_subparsers(**options)
+
+    def add_config(self) -> None:
+        """Take a config, by its name or as --config, and overrides of its options.
+
+        The option `config` is then a list of words, as `config.files.read_config` has.
+        """
+        shown = "name from `jaxcl list configs`, or a file; NAME:WORD passes it a word"
+        self.add_argument(
+            "config", nargs="?", metavar="CONFIG", default=argparse.SUPPRESS, help=shown
+        )
+        self.add_argument("--config", help=argparse.SUPPRESS)
+        self.add_override("config.OPTION", "option; `jaxcl options CONFIG --all`")
+        self.section = "config"
+
+    def add_override(self, name: str, text: str) -> None:
+        """Add an option of a config to the help; its `section` takes any other, too."""
+        self.add_argument(
+            f"--{name}", metavar="VALUE", default=argparse.SUPPRESS, help=text
+        )
+
+    def parse_known_args(self, args=None, namespace=None):
+        """Parse the words of the command; refuse any other."""
+        overrides, words = _split_overrides(list(args or ()))
+        unknown = [word for word in words if _name(word) not in self.names]
+        unknown = [word for word in unknown if word.startswith("--") and word != "--"]
+        if not self.section:
+            unknown += overrides
+        if unknown and not self.has_words:
+            self.error(f"unknown option {unknown[0]}{self._suggest(_name(unknown[0]))}")
+        found, others = super().parse_known_args(words, namespace)
+        if others:
+            self.error(f"unknown argument {others[0]!r}")
+        if "--config" in self.names:
+            if found.config is None:
+                self.error(
+                    f"which config? For example: {self.prog} quickstart, or "
+                    f"{self.prog} own_images:FOLDER. All: jaxcl list configs"
+                )
+            overrides.insert(0, f"--config={found.config}")
+        if self.section:
+            found.config = overrides
+        return found, []
+
+    def error(self, message):
+        """Refuse the words of the command."""
+        raise Refused(f"{message}; `{self.prog} --help` says what the command takes")
+
+    def _suggest(self, name: str) -> str:
+        """Name the option that an unknown one may have meant."""
+        first, dot, rest = name.removeprefix("--").partition(".")
+        nearest = {known.removeprefix("--"): known for known in self.names}
+        if self.section:
+            top = importlib.import_module("jaxcl.config.sections").TopLevel
+            fields = top.__dataclass_fields__
+            nearest = {x: f"--{self.section}.{x}" for x in fields} | nearest
+        near = importlib.import_module("difflib").get_close_matches(first, nearest, n=1)
+        return f"; did you mean {nearest[near[0]]}{dot}{rest}?" if near else ""
+
+
+def _split_overrides(words: list[str]) -> tuple[list[str], list[str]]:
+    """Split the overrides of a config, as --config.a=b, from the other words."""
+    overrides, others = [], []
+    while words:
+        word = words.pop(0)
+        if not word.startswith(("--config.", "--noconfig.")):
+            others.append(word.replace(_name(word), _name(word).replace("_", "-"), 1))
+            continue
+        takes_next = "=" not in word and word.startswith("--config.")
+        if takes_next and words and not words[0].startswith("--"):
+            word = f"{word}={words.pop(0)}"
+        overrides.append(word)
+    return overrides, others
+
+
+def _name(word: str) -> str:
+    """Return the name of an option, without its value; "" for any other word."""
+    return word.partition("=")[0] if word.startswith("--") else ""
+
+
+def import_command(word: str):
+    """Import the module of a command."""
+    return importlib.import_module(f"jaxcl.{COMMANDS[word][1]}")
+
+
+def make_parser(word: str) -> Parser:
+    """Make the parser of a command."""
+    text = COMMANDS[word][2]
+    parser = Parser(prog=f"jaxcl {word}", description=f"{text[0].upper()}{text[1:]}.")
+    import_command(word).add_options(parser)
+    return parser
 
 
 def usage() -> str:
     """Return the overview of all commands."""
     lines = ["Contrastive and continual representation learning in JAX.", ""]
-    for group, words in _GROUPS.items():
-        lines += [group, *(f"  jaxcl {word:11} {_COMMANDS[word][1]}" for word in words)]
+    for group in dict.fromkeys(group for group, *_ in COMMANDS.values()):
+        lines.append(group)
+        for word, (name, _, text) in COMMANDS.items():
+            if name == group:
+                lines.append(f"  jaxcl {word:11} {text}")
     return "\n".join([*lines, _EXAMPLES])
 
 
@@ -64,8 +184,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read it has seen enough, as `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except (Refused, OSError) as error:
+        return terminal.complain(error)
     except Exception:
-        return importlib.import_module("jaxcl.config.command").report_bug()
+        return terminal.report_bug()
 
 
 def _start_command(words: list[str]) -> int:
@@ -75,71 +197,23 @@ def _start_command(words: list[str]) -> int:
         return 0 if words else 2
     word, *rest = words
     if word == "--version":
-        print("\n".join([_version(), *(_versions() if "--verbose" in rest else ())]))
+        print(_version())
+        if "--verbose" in rest:
+            doctor = importlib.import_module("jaxcl.api.doctor")
+            print("\n".join(doctor.list_versions()))
         return 0
-    if word not in _COMMANDS:
-        near = difflib.get_close_matches(word, _COMMANDS, n=1)
+    if word not in COMMANDS:
+        near = importlib.import_module("difflib").get_close_matches(word, COMMANDS, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
-        wrong = f"unknown command {word!r}: {hint}Choose: {', '.join(_COMMANDS)}"
-        print(f"jaxcl: {wrong}", file=sys.stderr)
-        return 2
-    page = _HELP / f"{word}.txt"
-    if page.exists():
-        if {"-h", "--help"} & {*rest}:
-            print(page.read_text(), end="")
-            return 0
-        rest = [_with_underscores(word) for word in rest]  # as flags of absl have them
-    if word in _TAKES_A_CONFIG and rest and not rest[0].startswith("-"):
-        rest[0] = f"--config={rest[0]}"
-    if word == "train" and (wrong := _wrong_config(rest)):
-        print(f"jaxcl train: {wrong}", file=sys.stderr)
-        return 2
-    module, _ = _COMMANDS[word]
-    if not page.exists():
-        return importlib.import_module(module).main(rest)
-    sys.argv = [f"jaxcl {word}", *rest]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
-    return 0
+        raise Refused(f"unknown command {word!r}: {hint}Choose: {', '.join(COMMANDS)}")
+    options = make_parser(word).parse_args(rest)
+    return import_command(word).main(options)
 
 
 def _version() -> str:
     """Return the versions of the library and of JAX, and the devices that JAX finds."""
-    own = importlib.import_module("jaxcl").__version__
-    found = importlib.import_module("jax").devices()
-    jax = f"jax {importlib.metadata.version('jax')}"
-    return f"jaxcl {own} ({jax}, {len(found)} x {found[0].device_kind})"
-
-
-def _versions() -> list[str]:
-    """Return the versions that a report of a bug needs, a line each."""
-    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "scipy")
-    lines = [f"Python {platform.python_version()}, {platform.platform()}"]
-    lines += [f"{name} {importlib.metadata.version(name)}" for name in packages]
-    flags = {x: y for x, y in os.environ.items() if x.startswith(("JAX_", "XLA_"))}
-    return [*lines, *(f"{name}={value}" for name, value in sorted(flags.items()))]
-
-
-def _with_underscores(word: str) -> str:
-    """Return --a-b=value as --a_b=value; options of a config stay as they are."""
-    flag, equals, value = word.partition("=")
-    if not flag.startswith("--") or flag.startswith("--config."):
-        return word
-    return f"--{flag[2:].replace('-', '_')}{equals}{value}"
-
-
-def _wrong_config(words: list[str]) -> str:
-    """Return an error about a config that cannot work; "" if there is none."""
-    named = next((x.partition("=")[2] for x in words if x.startswith("--config=")), "")
-    if not named:
-        if "--config" in words or any(x.startswith("--flagfile") for x in words):
-            return ""
-        return (
-            "which config? For example: jaxcl train quickstart, or jaxcl train "
-            f"{_OWN_IMAGES}:FOLDER. All: jaxcl list configs"
-        )
-    name, _, argument = named.partition(":")
-    own = os.path.basename(name).removesuffix(".py") == _OWN_IMAGES
-    if own and not argument:
-        return f"{_OWN_IMAGES} needs a folder: jaxcl train {_OWN_IMAGES}:FOLDER"
-    hint = f"did you mean jaxcl train {_OWN_IMAGES}:{named}?"
-    return f"{named} is a folder: {hint}" if os.path.isdir(named) else ""
+    library = importlib.import_module("jaxcl").__version__
+    jax = importlib.import_module("jax")
+    devices = jax.devices()
+    found = f"{len(devices)} x {devices[0].device_kind}"
+    return f"jaxcl {library} (jax {jax.__version__}, {found})"

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import chex
 import flax.struct
@@ -15,7 +15,7 @@ from jaxcl.errors import Refused
 
 # image u8[B,H,W,C] (or u8[B,V,H,W,C], V crops already cut), label i32[B],
 # index i32[B]; axis 0 of every leaf is the example. In place of image there may be
-# graph, a data.graphs.Graphs; then index is -1 where a slot is empty.
+# graph, a data.graph_arrays.Graphs; then index is -1 where a slot is empty.
 Batch = dict[str, jax.Array]
 PyTree = Any
 
@@ -61,8 +61,9 @@ class Parts(NamedTuple):
     tx: optax.GradientTransformationExtraArgs  # gives a direction, see optim.py
     lr: Callable  # (progress f32[] in [0, 1), task i32[]) -> learning rate f32[]
     num_classes: int
-    curve: Callable | None = None  # peak -> the schedule `lr` with another peak
-    plain: Callable | None = None  # u8[B,H,W,C] -> f32[B,H,W,C], as in evaluation
+    schedule_with_peak: Callable | None = None  # peak -> `lr` with another peak
+    # u8[B,H,W,C] -> f32[B,H,W,C], as in evaluation
+    eval_transform: Callable | None = None
     replay: Replay | None = None  # for methods that replay, see methods/online/step.py
     num_tasks: int = 1  # of the stream
     batch_size: int = 0  # global
@@ -99,19 +100,22 @@ class Method(NamedTuple):
     labelled: bool = False
     # task -> P, how many batches its steps take side by side. With P > 1 leaves of a
     # batch are [P, B, ...]; an order gives P B rows a step, place P i + p for part p.
-    parts: Callable = lambda task: 1
+    batches_per_step: Callable = lambda task: 1
     # (state, key, batch) -> f32[], the loss that it would lower were all data at hand
     objective: Callable | None = None
     # state -> i32[K], rows of the train split that the present task replayed, -1: none
     replayed: Callable | None = None
     # (state, normalised images) -> f32[B, Z], what the loss compares, in eval mode
     project: Callable | None = None
-    drawn: tuple[str, ...] = ()  # metrics of its steps that have a picture each
+    plotted_metrics: tuple[str, ...] = ()  # metrics of its steps, a picture each
     # (option, value) of its `make` where a task is trained alone, for FT_i
-    alone: tuple[tuple[str, Any], ...] = ()
+    single_task_options: tuple[tuple[str, Any], ...] = ()
     drops_branches: bool = False  # gives its encoder a key, for encoder.drop_path
     takes_local: bool = False  # reads `Parts.local`, config.augment.local
     takes_graphs: bool = False  # reads batch["graph"], too
+    # What `embed` reads: the encoder; with a head on it; or a network that `eval_state`
+    # fits at each evaluation and that is dropped
+    embeds: Literal["encoder", "encoder and head", "fit"] = "encoder"
 
 
 class EvalParts(NamedTuple):
@@ -218,7 +222,7 @@ def descend(parts: Parts, state: TrainState, loss, shares=None):
 
     Args:
       loss: params -> (f32[], anything).
-      shares: as in `apply_gradients`.
+      shares: factors of the learning rate, as in `apply_gradients`.
 
     Returns:
       the state with new parameters, the loss's second output, and the metrics {"loss",
@@ -326,7 +330,7 @@ def check_images(images: jax.Array) -> None:
     """Refuse images that are not of four axes."""
     if images.ndim != 4:
         raise Refused(
-            f"images.shape={images.shape}: must be [B, H, W, C], with C = 1 for gray"
+            "images.shape", images.shape, "must be [B, H, W, C], with C = 1 for gray"
         )
 
 
@@ -343,6 +347,4 @@ def check_choice(field: str, value, allowed) -> None:
     names = [] if value is None else [str(a) for a in allowed]
     near = difflib.get_close_matches(str(value), names, n=2)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
-    raise Refused(
-        f"{field}={value!r}: allowed are {', '.join(map(str, allowed))}{hint}"
-    )
+    raise Refused(field, value, f"allowed are {', '.join(map(str, allowed))}{hint}")

@@ -1,12 +1,13 @@
 """Compile a training step for a chip that need not be here, and bound its time.
 
-  jaxcl estimate --config=configs/pnr_cifar100.py --target=h200:8
+  jaxcl estimate pnr_cifar100 --target=h200:8
 
 prints what the compiler says of one step: memory by kind and whether it fits, FLOPs,
 bytes, collectives, and the least time that follows. No data are read and nothing runs.
 Without `--target` the step is compiled for the devices of this machine.
 """
 
+import argparse
 import collections
 import contextlib
 import importlib.metadata
@@ -23,15 +24,13 @@ from typing import NamedTuple
 import jax
 import ml_collections
 import numpy as np
-from absl import app, flags, logging
 from jax.experimental import topologies
-from ml_collections import config_flags
 
-from jaxcl import sharding
-from jaxcl.config import build, command
+from jaxcl import schema, sharding
+from jaxcl.config import build, files
 from jaxcl.data import stand_in, storage
 from jaxcl.errors import Refused
-from jaxcl.run import cost, job
+from jaxcl.run import cost, job, terminal
 
 # Chips and targets
 
@@ -86,13 +85,13 @@ def parse_target(text: str) -> Target:
     chip, counts = CHIPS.get(name), []
     if re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", sides or "1"):
         counts = [int(x) for x in (sides or "1").split("x")]
-    whole = math.prod(counts)
+    chips = math.prod(counts)
     if chip and chip.slice and (not sides or len(counts) == chip.slice.count("x") + 1):
         # libtpu describes no slice of one chip: take the first of the smallest.
-        return Target(chip, f"{name}:{sides if whole > 1 else chip.slice}", whole)
+        return Target(chip, f"{name}:{sides if chips > 1 else chip.slice}", chips)
     if chip and chip.gpu and 0 < len(counts) <= 2:
         machines, each = [1, *counts][-2:]
-        return Target(chip, f"1x{machines}x{each}", whole)
+        return Target(chip, f"1x{machines}x{each}", chips)
     allowed = [f"{k}:{x.slice or 8}" for k, x in CHIPS.items() if x.slice or x.gpu]
     raise Refused(f"--target={text}: must look like {', '.join(allowed)}")
 
@@ -114,10 +113,10 @@ def compiler(target: Target) -> str:
 def devices(target: Target) -> tuple:
     """Describe the devices of a target to JAX."""
     if gpu := target.chip.gpu:
-        given = {"topology": target.topology, "target_config": " ".join(gpu)}
-        return tuple(topologies.get_topology_desc(platform="cuda", **given).devices)
-    found = topologies.get_topology_desc(platform="tpu", topology_name=target.topology)
-    return tuple(found.devices[: target.chips])
+        options = {"topology": target.topology, "target_config": " ".join(gpu)}
+        return tuple(topologies.get_topology_desc(platform="cuda", **options).devices)
+    tpu = topologies.get_topology_desc(platform="tpu", topology_name=target.topology)
+    return tuple(tpu.devices[: target.chips])
 
 
 # The text of a compiled program
@@ -156,26 +155,26 @@ def _executed(text: str) -> Iterator[tuple]:
         if (head := _HEAD.match(line)) and not line.startswith("HloModule"):
             current = bodies[head[2]] = []
             entry = head[2] if head[1] else entry
-        elif found := _LINE.match(line):
-            current.append(_Op(*found.groups()))
+        elif match := _LINE.match(line):
+            current.append(_Op(*match.groups()))
 
     def within(name, times, counted):
         for op in bodies.get(name, ()):
             yield op, bodies, name, times, counted
-            inner, often, known = _CALLED.findall(op.rest), times, counted
+            inner, often, sure = _CALLED.findall(op.rest), times, counted
             if op.code == "fusion":
-                for own in bodies.get(inner[0], ()):
-                    if _KIND.fullmatch(own.code):
-                        yield own, bodies, inner[0], times, counted
+                for fused in bodies.get(inner[0], ()):
+                    if _KIND.fullmatch(fused.code):
+                        yield fused, bodies, inner[0], times, counted
             elif op.code == "while":
                 trips = _TRIPS.search(op.rest)
-                often, known = times * int(trips[1] if trips else 1), counted and trips
+                often, sure = times * int(trips[1] if trips else 1), counted and trips
             elif op.code == "conditional":
                 names = re.findall(r"[\w.-]+", ",".join(_BRANCHES.findall(op.rest)))
                 inner = [max(names, key=lambda x: len(bodies.get(x, ())))]
             if op.code in ("while", "conditional", "call", "async-start"):
                 for called in inner:
-                    yield from within(called, often, bool(known))
+                    yield from within(called, often, bool(sure))
 
     yield from within(entry, 1, True)
 
@@ -197,7 +196,7 @@ def collectives(text: str) -> list[Collective]:
     """
     header = text.partition("\n")[0]
     sizes = re.findall(r"\b(?:num_partitions|replica_count)=(\d+)", header)
-    everyone, found, seen = math.prod(map(int, sizes)), [], set()
+    everyone, messages, seen = math.prod(map(int, sizes)), [], set()
     for op, bodies, name, times, counted in _executed(text):
         matched = _KIND.fullmatch(op.code)
         channel = "chain_id=" in op.rest and re.search(r"channel_id=\d+", op.rest)[0]
@@ -210,8 +209,8 @@ def collectives(text: str) -> list[Collective]:
             shape = next(x.shape for x in ends if op.name in x.operands)
         group = _group_size(op.rest, kind, everyone)
         size = _shape_bytes(shape) * (group if kind == "reduce-scatter" else 1)
-        found.append(Collective(kind, group, size, times, counted))
-    return [message for message in found if message.group > 1]
+        messages.append(Collective(kind, group, size, times, counted))
+    return [message for message in messages if message.group > 1]
 
 
 def _group_size(rest, kind, everyone) -> int:
@@ -271,9 +270,9 @@ def least_seconds(
     """Bound the seconds of a step from below, for each thing that a chip does.
 
     Args:
-      flops: of a step on one device.
+      flops: FLOPs of a step on one device.
       moved: bytes to and from the device's memory.
-      sent: what devices send each other.
+      sent: messages that devices send each other.
       chip: the device.
       precision: "bfloat16" or "float32", of the products.
 
@@ -281,12 +280,12 @@ def least_seconds(
       Seconds for "arithmetic", "memory" and "links", and "total", the largest of
       them: all three can run at once.
     """
-    found = {
+    bounds = {
         "arithmetic": flops / getattr(chip, precision),
         "memory": moved / chip.bandwidth,
         "links": sum(message.times * link_seconds(message, chip) for message in sent),
     }
-    return found | {"total": max(found.values())}
+    return bounds | {"total": max(bounds.values())}
 
 
 def link_seconds(message: Collective, chip: Chip) -> float:
@@ -327,15 +326,17 @@ def lower_step(work: job.Job) -> jax.stages.Lowered:
         inner = {k: rows_only(x) for k, x in batch.items() if k == "labelled"}
         return {"index": batch["index"]} | inner
 
-    parts, steps = work.parts(_later_task(work)), work.loop.steps_per_call
-    state, batch = job.placed_shapes(work.method, work.data, work.mesh, parts)
-    whole = sharding.replicated(work.mesh)
-    split = sharding.split_sharding(work.mesh, axis=2 if parts > 1 else 1)
-    place = whole if work.data.graphs else split
+    num_batches = work.batches_per_step(_later_task(work))
+    steps = work.loop.steps_per_call
+    state, batch = job.placed_shapes(work.method, work.data, work.mesh, num_batches)
+    everywhere = sharding.replicated(work.mesh)
+    split = sharding.split_sharding(work.mesh, axis=2 if num_batches > 1 else 1)
+    place = everywhere if work.data.graphs else split
     batch = rows_only(batch) if work.data.resident else batch
     batches = jax.tree.map(lambda x: placed(x, place, steps), batch)
-    images = jax.tree.map(lambda x: placed(x, whole), job.resident_shapes(work.data))
-    count = jax.ShapeDtypeStruct((), np.int32, sharding=whole)
+    shapes = job.resident_shapes(work.data)
+    images = jax.tree.map(lambda x: placed(x, everywhere), shapes)
+    count = jax.ShapeDtypeStruct((), np.int32, sharding=everywhere)
     return job.compile_step(work).lower(state, images, batches, count)
 
 
@@ -350,7 +351,7 @@ def read_program(
 
     Args:
       compiled: the program of a call.
-      work: its job.
+      work: job of the program.
       chip: the device; None: no figures are known.
 
     Returns:
@@ -358,17 +359,17 @@ def read_program(
       "bytes" to and from memory; "collectives"; "least" in seconds. Without a chip
       "fits" and "least" are None.
     """
-    told, text = compiled.memory_analysis(), compiled.as_text()
+    analysis, text = compiled.memory_analysis(), compiled.as_text()
     memory = {
-        "arguments": told.argument_size_in_bytes,
-        "outputs": told.output_size_in_bytes,
-        "aliased": told.alias_size_in_bytes,
-        "temporaries": told.temp_size_in_bytes,
-        "program": told.generated_code_size_in_bytes,
+        "arguments": analysis.argument_size_in_bytes,
+        "outputs": analysis.output_size_in_bytes,
+        "aliased": analysis.alias_size_in_bytes,
+        "temporaries": analysis.temp_size_in_bytes,
+        "program": analysis.generated_code_size_in_bytes,
     }
     memory["held"] = sum(memory.values()) - 2 * memory["aliased"]
     counted, task = compiled.cost_analysis() or {}, _later_task(work)
-    shapes = job.shapes(work.method, work.data, work.parts(task))
+    shapes = job.shapes(work.method, work.data, work.batches_per_step(task))
     written = cost.count_flops(work.method.step, *shapes, task=task)
     flops = max(counted.get("flops", 0.0), (written or 0) / work.mesh.size)
     # A GPU's compiler tells no bytes of a chip that is absent, nor of libraries' calls.
@@ -398,9 +399,9 @@ def estimate(
     """Compile the step of a config for a target.
 
     Args:
-      config: what a config file's `get_config` made, overrides applied.
+      config: result of a config file's `get_config`, overrides applied.
       target: the chips; None: the devices of this machine.
-      classes, rows: of the train split; None: as in the config.
+      classes, rows: numbers of the train split; None: as in the config.
 
     Returns:
       `read_program`'s dict with what was compiled, and the figures of one device. If
@@ -412,30 +413,30 @@ def estimate(
     """
     began = time.monotonic()
     sections = (config.get(name, {}) for name in ("data", "scenario", "augment"))
-    data = stand_in.make_for(*sections, classes=classes, rows=rows)
+    data = stand_in.make_blank_dataset(*sections, classes=classes, rows=rows)
     with contextlib.ExitStack() as stack:
         if target is not None:
-            stack.enter_context(sharding.for_elsewhere(devices(target)))
+            stack.enter_context(sharding.compile_target(devices(target)))
             with config.unlocked(), config.ignore_type():
                 config.devices = None  # all of the target's
         work = build.plan_job(config, data, one_step=False)
-        found = {
+        result = {
             "name": work.config.get("name", "run"),
             "device": work.mesh.devices.flat[0].device_kind,
             "devices": work.mesh.size,
-            "examples": work.data.batch_size * work.parts(_later_task(work)),
+            "examples": work.data.batch_size * work.batches_per_step(_later_task(work)),
             "precision": work.config.get("precision", "float32"),
         }
-        chip = target.chip if target else chip_of(found["device"])
+        chip = target.chip if target else chip_of(result["device"])
         try:
             compiled = _compiled(lower_step(work))
         except jax.errors.JaxRuntimeError as error:
             if not _FULL.search(str(error)):
                 raise
-            said = " ".join(str(error).split())[:300]
-            return found | {"fits": False, "error": said}, chip
-        found["seconds"] = time.monotonic() - began
-        return found | read_program(compiled, work, chip), chip
+            text = " ".join(str(error).split())[:300]
+            return result | {"fits": False, "error": text}, chip
+        result["seconds"] = time.monotonic() - began
+        return result | read_program(compiled, work, chip), chip
 
 
 def _compiled(lowered):
@@ -451,34 +452,34 @@ def _compiled(lowered):
 # The command
 
 
-def format_estimate(found: dict, chip: Chip | None) -> str:
+def format_estimate(facts: dict, chip: Chip | None) -> str:
     """Write what `estimate` returns as text."""
-    head = f"{found['name']}: {found['examples']} examples a step, {found['precision']}"
-    head += f", {found['devices']} x {found['device']}"
-    if "error" in found:
-        return f"{head}\nIT DOES NOT FIT: {found['error']}"
-    memory = {name: size / 1e9 for name, size in found["memory"].items()}
-    step = {"GFLOP": found["flops"] / 1e9, "GB of memory": found["bytes"] / 1e9}
+    head = f"{facts['name']}: {facts['examples']} examples a step, {facts['precision']}"
+    head += f", {facts['devices']} x {facts['device']}"
+    if "error" in facts:
+        return f"{head}\nIT DOES NOT FIT: {facts['error']}"
+    memory = {name: size / 1e9 for name, size in facts["memory"].items()}
+    step = {"GFLOP": facts["flops"] / 1e9, "GB of memory": facts["bytes"] / 1e9}
     sent: dict[tuple, list[int]] = {}
-    for x in found["collectives"]:
+    for x in facts["collectives"]:
         sent.setdefault((x["kind"], x["group"]), []).extend([x["bytes"]] * x["times"])
     sums = {f"{k}, {len(x)} among {n}": sum(x) / 1e6 for (k, n), x in sent.items()}
     groups = {"memory of a device, GB": memory, "a step of a device": step}
     groups["collectives of a step, MB"] = sums
     last = "No least time: jaxcl/chips.json has no row for this device."
     if chip:
-        bound, peak = found["least"], getattr(chip, found["precision"])
+        bound, peak = facts["least"], getattr(chip, facts["precision"])
         number = format_number
         groups["least time of a step, ms"] = {
             f"arithmetic at {number(peak / 1e12)} TFLOP/s": 1e3 * bound["arithmetic"],
             f"memory at {number(chip.bandwidth / 1e9)} GB/s": 1e3 * bound["memory"],
             f"links at {number(chip.link / 1e9)} GB/s": 1e3 * bound["links"],
         }
-        fits = "It fits" if found["fits"] else "IT DOES NOT FIT"
+        fits = "It fits" if facts["fits"] else "IT DOES NOT FIT"
         last = (
             f"{fits}: {number(memory['held'])} of {number(chip.memory / 1e9)} GB.\n"
             f"At least {number(1e3 * bound['total'])} ms, so at most "
-            f"{number(found['examples'] / bound['total'])} examples/s; {chip.source}"
+            f"{number(facts['examples'] / bound['total'])} examples/s; {chip.source}"
         )
     lines = [head]
     for title, rows in groups.items():
@@ -486,7 +487,7 @@ def format_estimate(found: dict, chip: Chip | None) -> str:
         lines += [
             f"  {name:36}{format_number(value):>9}" for name, value in rows.items()
         ]
-    return "\n".join([*lines, last, f"Compiled in {found['seconds']:.0f} s"])
+    return "\n".join([*lines, last, f"Compiled in {facts['seconds']:.0f} s"])
 
 
 def format_number(value: float) -> str:
@@ -504,53 +505,38 @@ _ENVIRONMENT = {
 }
 
 
-def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
-    """Define the flags; not at import, since other commands define --config, too."""
-    config_flags.DEFINE_config_file(
-        "config",
-        None,
-        "Config file.",
-        lock_config=False,
-        accept_new_attributes=True,
-        flag_values=values,
-    )
-    flags.mark_flag_as_required("config", values)
-    texts = {
-        "target": "Chips to compile for, as v5e:2x4 or h200:8; default: those here.",
-        "json": "A file for all numbers.",
-    }
-    numbers = {
-        "classes": "Classes of the data set.",
-        "rows": "Train rows of the data set.",
-    }
-    for name, words in texts.items():
-        flags.DEFINE_string(name, None, words, flag_values=values)
-    for name, words in numbers.items():
-        flags.DEFINE_integer(name, None, words, 1, flag_values=values)
+def add_options(parser) -> None:
+    """Add the options of the command."""
+    parser.epilog = """examples:
+  jaxcl estimate pnr_cifar100
+  jaxcl estimate pnr_cifar100 --target=h200:8
+  jaxcl estimate pnr_cifar100 --target=v5e:2x4 --json=step.json
+
+exit codes: 0 compiled, 1 failed, 2 wrong command or config"""
+    parser.add_config()
+    add = parser.add_argument
+    chips = "chips: a TPU slice by its sides, or GPUs by number (this machine's)"
+    add("--target", metavar="CHIPS", help=chips)
+    add("--classes", type=int, metavar="N", help="classes of the data set (config's)")
+    add("--rows", type=int, metavar="N", help="train images of the set (config's)")
+    add("--json", metavar="FILE", help="file for all numbers")
 
 
-def main(argv: list[str]) -> int:
-    """Run the command; return 2 if its input is wrong or a compiler is missing."""
-    values, target, by = flags.FLAGS, None, f"jax {jax.__version__}"
-    if len(argv) > 1:
-        return command.complain(f"unknown argument {argv[1]!r}; see --help")
-    logging.set_verbosity(logging.WARNING)
-    try:
-        if values.target is not None:
-            target = parse_target(values.target)
-            by = compiler(target)
-            os.environ.update(_ENVIRONMENT)
-            jax.config.update("jax_platforms", "cpu")
-        sizes = {"classes": values.classes, "rows": values.rows}
-        found, chip = estimate(values.config, target, **sizes)
-    except (Refused, OSError) as error:
-        return command.complain(error)
-    if values.json:
-        storage.write_json(values.json, found | {"compiler": by})
+def main(options: argparse.Namespace) -> int:
+    """Run the command; return its exit code."""
+    target, by = None, f"jax {jax.__version__}"
+    terminal.use_plain_warnings()
+    sizes = {"classes": options.classes, "rows": options.rows}
+    for name, size in sizes.items():
+        schema.check_value(size, schema.Count | None, f"--{name}")
+    config = files.read_config(options.config)
+    if options.target is not None:
+        target = parse_target(options.target)
+        by = compiler(target)
+        os.environ.update(_ENVIRONMENT)
+        jax.config.update("jax_platforms", "cpu")
+    found, chip = estimate(config, target, **sizes)
+    if options.json:
+        storage.write_json(options.json, found | {"compiler": by})
     print(f"{format_estimate(found, chip)} by {by}")
     return 0
-
-
-if __name__ == "__main__":
-    define_flags()
-    app.run(main, flags_parser=command.parse_flags)

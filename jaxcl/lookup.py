@@ -21,7 +21,7 @@ def find_function(choices: dict, section, field: str):
       choices: name -> function. A name with a dot is a function of the user's own
         package: "mypackage.mymodule.function".
       section: ConfigDict or dict.
-      field: its path, for messages ("config.encoder").
+      field: path of the section, for messages ("config.encoder").
 
     Raises:
       Refused: there is no such function.
@@ -31,14 +31,14 @@ def find_function(choices: dict, section, field: str):
     if not _is_foreign(name):
         core.check_choice(field, name, tuple(choices))
         return choices[name], section
-    package, _, function = name.rpartition(".")
-    found = getattr(_import_module(package, name, field), function, None)
-    if not callable(found):
+    package, _, last = name.rpartition(".")
+    function = getattr(_import_module(package, name, field), last, None)
+    if not callable(function):
         raise Refused(
-            f"{field}={name!r}: {package} has no function {function!r}; must be "
+            f"{field}={name!r}: {package} has no function {last!r}; must be "
             f"package.module.function, or one of {', '.join(choices)}"
         )
-    return found, section
+    return function, section
 
 
 def find_module(package: str, name: str, field: str):
@@ -46,9 +46,9 @@ def find_module(package: str, name: str, field: str):
 
     Args:
       package: "jaxcl.methods" or "jaxcl.evals".
-      name: of one of its modules, or with a dot "mypackage.mymodule"; the module has a
-        function `make`.
-      field: for messages.
+      name: name of one of its modules, or with a dot "mypackage.mymodule"; the module
+        has a function `make`.
+      field: path of the option, for messages.
 
     Raises:
       Refused: there is none, or it has no `make`.
@@ -57,10 +57,10 @@ def find_module(package: str, name: str, field: str):
         return _import_own_module(name, field)
     path = f"{package}.{name}"
     there = isinstance(name, str) and name.isidentifier() and find_spec(path)
-    found = importlib.import_module(path) if there else None
-    if not hasattr(found, "make"):
+    module = importlib.import_module(path) if there else None
+    if not hasattr(module, "make"):
         core.check_choice(field, name, tuple(list_modules(package)))  # refuses it
-    return found
+    return module
 
 
 def find_entry(choices: Mapping[str, Any], name: str, field: str) -> Any:
@@ -69,7 +69,7 @@ def find_entry(choices: Mapping[str, Any], name: str, field: str) -> Any:
     Args:
       choices: name -> entry.
       name: a key of `choices`, or with a dot a module, "mypackage.mymodule".
-      field: its path, for messages ("config.method.base").
+      field: path of the section, for messages ("config.method.base").
 
     Raises:
       Refused: there is neither; the message has the nearest names.
@@ -80,14 +80,14 @@ def find_entry(choices: Mapping[str, Any], name: str, field: str) -> Any:
     return choices[name]
 
 
-def check_made(found: Any, kind: type, name: str, field: str) -> Any:
+def check_made(record: Any, kind: type, name: str, field: str) -> Any:
     """Return the result of a `make`; refuse a result that is not such a record."""
-    if not isinstance(found, kind):
+    if not isinstance(record, kind):
         raise Refused(
-            f"{field}={name!r}: `make` returns a {type(found).__name__}; must be a "
+            f"{field}={name!r}: `make` returns a {type(record).__name__}; must be a "
             f"{kind.__module__}.{kind.__name__}"
         )
-    return found
+    return record
 
 
 def name_of(section: str | Mapping[str, Any] | None) -> str | None:
@@ -97,18 +97,18 @@ def name_of(section: str | Mapping[str, Any] | None) -> str | None:
 
 def _import_own_module(name, field):
     """Import a module of the user's own package that has `make`."""
-    found = _import_module(name, name, field)
-    if not hasattr(found, "make"):
-        raise Refused(f"{field}={name!r}: the module has no function `make`")
-    return found
+    module = _import_module(name, name, field)
+    if not hasattr(module, "make"):
+        raise Refused(field, name, "the module has no function `make`")
+    return module
 
 
 def list_modules(package: str) -> dict[str, types.ModuleType]:
     """Import all modules of a package; return those that have `make`, by name."""
     folder = importlib.import_module(package)
     names = [info.name for info in pkgutil.iter_modules(folder.__path__)]
-    found = {name: importlib.import_module(f"{package}.{name}") for name in names}
-    return {name: module for name, module in found.items() if hasattr(module, "make")}
+    modules = {name: importlib.import_module(f"{package}.{name}") for name in names}
+    return {name: module for name, module in modules.items() if hasattr(module, "make")}
 
 
 def _is_foreign(name) -> bool:

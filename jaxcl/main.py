@@ -6,34 +6,48 @@ and nothing is trained, see configs/transfer.py. Exit codes: 0 finished, 1 faile
 command or config is wrong, 70 a bug of jaxcl, 75 stopped by a signal and saved.
 """
 
-import jax
-from absl import app, flags
-from ml_collections import config_flags
+import argparse
+import sys
 
-from jaxcl import sharding
-from jaxcl.config import build, command
+import jax
+
+from jaxcl import cli, sharding
+from jaxcl.config import build, command, files
 from jaxcl.run import finish
 
-CONFIG = config_flags.DEFINE_config_file(
-    "config", None, "Config file.", lock_config=False, accept_new_attributes=True
-)
-flags.mark_flag_as_required("config")
-WORKDIR = flags.DEFINE_string("workdir", None, "Run directory; runs/NAME by default.")
-COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of process 0.")
-PROCESSES = flags.DEFINE_integer("processes", None, "How many processes there are.")
-PROCESS = flags.DEFINE_integer("process", None, "Number of this process.")
+
+def add_options(parser: cli.Parser) -> None:
+    """Add the options of the command."""
+    parser.epilog = """examples:
+  jaxcl train quickstart
+  jaxcl train quickstart --workdir=runs/finetune --config.method.name=finetune
+  jaxcl train own_images:my_folder,encoder=vit_small --config.epochs=50
+
+The same command continues a run that was stopped.
+exit codes: 0 finished, 1 failed, 2 wrong command or config, 75 stopped and saved"""
+    parser.add_config()
+    for name, text in (
+        ("seed", "seed of all random draws (0)"),
+        ("seeds", "number of runs, with consecutive seeds (1)"),
+        ("epochs", "epochs of each task (the config's)"),
+        ("batch_size", "images in a step (the config's)"),
+    ):
+        parser.add_override(f"config.{name}", text)
+    add = parser.add_argument
+    add("--workdir", metavar="FOLDER", help="run folder (runs/NAME of the config)")
+    add("--coordinator", metavar="HOST:PORT", help="address of process 0 of several")
+    add("--processes", type=int, metavar="N", help="number of processes (JAX finds it)")
+    add("--process", type=int, metavar="K", help="number of this process, from 0")
 
 
-def main(argv):
+def main(options: argparse.Namespace) -> int:
     """Build the job, run it, and leave results and plots."""
-    if len(argv) > 1:
-        unknown = f"unknown argument {argv[1]!r}; options start with --config."
-        return command.complain(unknown)
-    sharding.initialize(COORDINATOR.value, PROCESSES.value, PROCESS.value)
+    config = files.read_config(options.config)
+    sharding.initialize(options.coordinator, options.processes, options.process)
 
     def make():
-        workdir = WORKDIR.value or build.default_workdir(CONFIG.value)
-        return build.build(CONFIG.value, workdir), workdir
+        workdir = options.workdir or build.default_workdir(config)
+        return build.build(config, workdir), workdir
 
     def work(made, stop):
         finish.run_job(*made, stop=stop)
@@ -44,4 +58,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=command.parse_flags)
+    sys.exit(cli.main(["train", *sys.argv[1:]]))

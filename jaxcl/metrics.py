@@ -191,10 +191,10 @@ def intra_class_variances(features, labels, num_classes):
     Source: DUEL (Choi et al., AAAI 2024), Fig. 9.
     """
     rows, member, count, means = _class_means(features, labels, num_classes)
-    own = means[jnp.clip(labels, 0, num_classes - 1)]
+    class_means = means[jnp.clip(labels, 0, num_classes - 1)]
     # 1 - r . f = |r - f|^2 / 2 for unit rows; the product would round near 1.
-    gap = jnp.sum(jnp.square(rows - own), axis=-1) / 2
-    zeros = sum(1 - jnp.any(x, axis=-1) for x in (rows, own))  # have length 0
+    gap = jnp.sum(jnp.square(rows - class_means), axis=-1) / 2
+    zeros = sum(1 - jnp.any(x, axis=-1) for x in (rows, class_means))  # have length 0
     total = jnp.sum(member * jnp.square(gap + zeros / 2)[:, None], axis=0)
     return total / jnp.maximum(count, 1.0)
 
@@ -213,8 +213,8 @@ def intra_class_variance(features, labels, num_classes):
     Returns:
       f32[], 0 if no class occurs.
     """
-    found = intra_class_variances(features, labels, num_classes)
-    return _over_classes(found, labels, num_classes)
+    variances = intra_class_variances(features, labels, num_classes)
+    return _over_classes(variances, labels, num_classes)
 
 
 def inter_class_similarities(features, labels, num_classes):
@@ -250,8 +250,8 @@ def inter_class_similarity(features, labels, num_classes):
     Returns:
       f32[] in [-1, 1], 0 if fewer than two classes occur.
     """
-    found = inter_class_similarities(features, labels, num_classes)
-    return _over_classes(found, labels, num_classes)
+    similarities = inter_class_similarities(features, labels, num_classes)
+    return _over_classes(similarities, labels, num_classes)
 
 
 def class_entropy(labels, num_classes):

@@ -149,7 +149,7 @@ def adam(
       eps: added to the root of the corrected second moment.
       weight_decay: wd; wd * w joins the gradient before the moments, or the
         direction after them if `decoupled`.
-      decoupled: see `weight_decay`.
+      decoupled: whether weight decay is decoupled, see `weight_decay`.
       exclude_1d: no weight decay on parameters of one or no axis.
 
     Returns:
@@ -181,13 +181,13 @@ def by_leaf(
         return {"/".join(name): leaf for name, leaf in named.items() if share(name)}
 
     def update(grads, opt_state, params, **extra):
-        own, opt_state = tx.update(moving(grads), opt_state, moving(params), **extra)
+        steps, opt_state = tx.update(moving(grads), opt_state, moving(params), **extra)
 
         def direction(path, gradient):
             name = tuple(entry.key for entry in path)
             if not share(name):
                 return jnp.zeros_like(gradient)
-            return share(name) * own["/".join(name)]
+            return share(name) * steps["/".join(name)]
 
         return jax.tree_util.tree_map_with_path(direction, grads), opt_state
 
@@ -211,8 +211,8 @@ def _epoch(progress, epochs, per_epoch):
     if not per_epoch:
         return progress * epochs
     # progress = step / steps is rounded, and 3 epochs must not become 2.9999998.
-    whole = jnp.floor(progress * epochs + epochs * 2.0**-22)
-    return jnp.minimum(whole, epochs - 1)
+    epoch = jnp.floor(progress * epochs + epochs * 2.0**-22)
+    return jnp.minimum(epoch, epochs - 1)
 
 
 def constant(base: schema.Weight) -> Callable:
@@ -386,8 +386,8 @@ def ramped_cosine(
     def schedule(progress):
         done = _epoch(progress, epochs, False)
         ramp = start + (curve(warmup_epochs) - start) * done / max(warmup_epochs, 1)
-        whole = _epoch(progress, epochs, True)
-        return jnp.where(whole < warmup_epochs, ramp, curve(whole + 1))
+        epoch = _epoch(progress, epochs, True)
+        return jnp.where(epoch < warmup_epochs, ramp, curve(epoch + 1))
 
     return schedule
 

@@ -67,7 +67,7 @@ def mesh(num_devices: int | None = None, *, model: int = 1) -> Mesh:
     """Make a mesh of one axis over all devices, or over the first `num_devices`.
 
     Args:
-      num_devices: how many; None: all.
+      num_devices: number of devices; None: all.
       model: number of devices that weights are split over; above 1 the mesh has another
         axis for them.
 
@@ -118,8 +118,8 @@ def _share_devices(devices: list, count: int) -> list:
     return chosen
 
 
-def sharers(mesh: Mesh) -> int:
-    """Count the parts that the rows of a batch are split into."""
+def num_row_shards(mesh: Mesh) -> int:
+    """Count the shards that the rows of a batch are split into."""
     return mesh.shape[AXIS]
 
 
@@ -130,7 +130,7 @@ _PLATFORMS = {"cuda": "gpu", "rocm": "gpu"}
 def platform() -> str:
     """Return the platform of programs: "cpu", "gpu", "tpu", or "any" accelerator.
 
-    These are the devices of this machine, or of `for_elsewhere`. Call it while a
+    These are the devices of this machine, or of `compile_target`. Call it while a
     program is traced, not before.
     """
     elsewhere = _ELSEWHERE.get()
@@ -166,13 +166,14 @@ def _cuda_generation() -> int | None:
 
 
 @contextlib.contextmanager
-def for_elsewhere(devices: tuple = (), platform: str = "any"):
+def compile_target(devices: tuple = (), platform: str = "any"):
     """Enter a context in which programs are compiled for other accelerators.
 
     Args:
-      devices: their descriptions, from which `mesh` is made; (): the devices of this
-        machine stand in for them.
-      platform: theirs, if CPUs stand in for them: "gpu", "tpu" or "any".
+      devices: descriptions of the accelerators, from which `mesh` is made; (): the
+        devices of this machine stand in for them.
+      platform: platform of the accelerators, if CPUs stand in for them: "gpu", "tpu" or
+        "any".
     """
     described = devices[0].platform if devices else "cpu"
     name = platform if described == "cpu" else described
@@ -187,7 +188,8 @@ def for_elsewhere(devices: tuple = (), platform: str = "any"):
 def use_mesh(mesh: Mesh):
     """Enter a context in which programs are traced for the devices of a mesh.
 
-    `spread`, `gather`, `on_each` and a memory in shards (`memory.sharded`) ask for it.
+    `shard_rows_in_jit`, `gather`, `map_per_device` and a memory in shards
+    (`memory.sharded`) ask for it.
     """
     before = _MESH.set(mesh)
     try:
@@ -220,7 +222,7 @@ def traced_once(function):
     """Wrap a function so that all programs that contain it share one trace.
 
     Tracing a step takes Python seconds. Arguments of other shapes or placements have a
-    trace of their own, and so do programs for other platforms (`for_elsewhere`).
+    trace of their own, and so do programs for other platforms (`compile_target`).
     """
 
     @functools.cache
@@ -239,8 +241,8 @@ def traced_once(function):
 def on_host():
     """Enter a context in which JAX traces and lowers for one CPU of this machine.
 
-    In programs of several devices that CPU does the work of all: `spread`, `gather` and
-    `on_each` place nothing.
+    In programs of several devices that CPU does the work of all: `shard_rows_in_jit`,
+    `gather` and `map_per_device` place nothing.
 
     Raises:
       RuntimeError: JAX was told to use other devices only (`JAX_PLATFORMS`).
@@ -259,8 +261,8 @@ def describe(mesh: Mesh) -> dict:
     The peak covers this process's devices since its start; None if the backend has no
     count (CPU).
     """
-    told = [device.memory_stats() or {} for device in mesh.local_devices]
-    peaks = [stats.get("peak_bytes_in_use", 0) for stats in told]
+    memory_stats = [device.memory_stats() or {} for device in mesh.local_devices]
+    peaks = [stats.get("peak_bytes_in_use", 0) for stats in memory_stats]
     return {
         "device": mesh.devices.flat[0].device_kind,
         "num_devices": mesh.size,
@@ -299,7 +301,7 @@ def per_device(name: str, value: int, mesh: Mesh | None) -> int:
     Raises:
       Refused: the devices cannot share it evenly; `name` is for the message.
     """
-    count = 1 if mesh is None else sharers(mesh)
+    count = 1 if mesh is None else num_row_shards(mesh)
     if value < 1 or value % count:
         raise Refused(
             f"{name}={value}: must be a positive multiple of the {count} devices "
@@ -366,7 +368,7 @@ def shard_rows(batch, mesh: Mesh, axis: int = 0):
 
 def check_batch(batch_size: int, mesh: Mesh) -> None:
     """Refuse a global batch that the devices cannot share evenly."""
-    if batch_size % (count := sharers(mesh)):
+    if batch_size % (count := num_row_shards(mesh)):
         below = batch_size // count * count
         near = " or ".join(str(x) for x in (below, below + count) if x)
         raise Refused(
@@ -375,7 +377,7 @@ def check_batch(batch_size: int, mesh: Mesh) -> None:
         )
 
 
-def spread(tree):
+def shard_rows_in_jit(tree):
     """Split the rows of each leaf over the devices, within a program, like a batch.
 
     Leaves whose rows do not divide by the devices stay as they are.
@@ -385,7 +387,7 @@ def spread(tree):
         return tree
 
     def constrain(leaf):
-        if len(leaf) % sharers(mesh):
+        if len(leaf) % num_row_shards(mesh):
             return leaf
         return jax.lax.with_sharding_constraint(leaf, split_sharding(mesh))
 
@@ -403,15 +405,15 @@ def gather(tree):
     return jax.lax.with_sharding_constraint(tree, replicated(mesh))
 
 
-def on_each(function, rows: tuple, whole: tuple):
+def map_per_device(function, rows: tuple, shared: tuple):
     """Call a function, within a program, on each device by itself.
 
     The compiler may send messages within a loop; here it sends none.
 
     Args:
-      function: (*rows, *whole) -> arrays with as many rows; it sends nothing.
+      function: (*rows, *shared) -> arrays with as many rows; it sends nothing.
       rows: pytrees of arrays whose axis 0 is split over the devices.
-      whole: pytrees of arrays that each device reads whole.
+      shared: pytrees of arrays that each device reads whole.
 
     Returns:
       The function's result, split like `rows`, or whole without rows.
@@ -420,29 +422,29 @@ def on_each(function, rows: tuple, whole: tuple):
       Refused: the devices cannot share the rows evenly.
     """
     mesh = current()
-    if mesh is None or sharers(mesh) == 1:
-        return function(*rows, *whole)
+    if mesh is None or num_row_shards(mesh) == 1:
+        return function(*rows, *shared)
     for leaf in jax.tree.leaves(rows):
         per_device("rows", len(leaf), mesh)
     if _ON_HOST.get():
-        return _on_each_in_turn(function, rows, whole, sharers(mesh))
-    own, everywhere = PartitionSpec(AXIS), PartitionSpec()
+        return _map_in_turn(function, rows, shared, num_row_shards(mesh))
+    split, everywhere = PartitionSpec(AXIS), PartitionSpec()
     local = jax.shard_map(
         function,
         mesh=mesh,
-        in_specs=(own,) * len(rows) + (everywhere,) * len(whole),
-        out_specs=own if rows else everywhere,
+        in_specs=(split,) * len(rows) + (everywhere,) * len(shared),
+        out_specs=split if rows else everywhere,
         check_vma=False,
     )
-    return local(*rows, *whole)
+    return local(*rows, *shared)
 
 
-def _on_each_in_turn(function, rows, whole, count):
-    """Do the work of `on_each` on one device."""
+def _map_in_turn(function, rows, shared, count):
+    """Do the work of `map_per_device` on one device."""
     if not rows:
-        return function(*whole)
+        return function(*shared)
     shares = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), rows)
-    each = jax.vmap(lambda share: function(*share, *whole), axis_name=AXIS)
+    each = jax.vmap(lambda share: function(*share, *shared), axis_name=AXIS)
     outputs = each(shares)
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), outputs)
 

@@ -3,7 +3,7 @@ r"""An encoder that is there, taught new images in several ways: its runs, a tab
   python launch/keep_fresh.py --old=tiny_imagenet20.npz --new=pacs64.npz --seeds 0 1 2
 
 trains the encoder of configs/keep_fresh.py on the images of --old and exports it. Each
-row of ROWS then teaches it those of --new, without labels, by jaxcl.update, once with
+row of ROWS then teaches it those of --new, without labels, by `jaxcl update`, once with
 each seed; "retrain", the last, trains another encoder on all sets. Of several sets
 after --new each is an update of its own, one after another. Every encoder is judged on
 the test parts of all sets when all is taught. After each step ROOT/table.md is written
@@ -23,15 +23,12 @@ from typing import NamedTuple
 
 import sweep
 
+from jaxcl import plots
 from jaxcl.data import storage
 from jaxcl.errors import Refused
-from jaxcl.evals import plots
 from jaxcl.index.ways import VERDICTS
 from jaxcl.report import numbers
-from jaxcl.run import folder as folder_lib
-from jaxcl.run import results as results_lib
-from jaxcl.run import seeds
-from jaxcl.update import lineage
+from jaxcl.run import encoder_folder, result_file, seeds
 
 CONFIG = "configs/keep_fresh.py"
 KNN, PROBE = "knn/class_incremental", "linear/class_incremental"
@@ -50,7 +47,7 @@ class Row(NamedTuple):
 
     title: str
     strategy: str
-    changes: tuple[str, ...] = ()  # flags of jaxcl.update
+    changes: tuple[str, ...] = ()  # options of `jaxcl update`
 
 
 ROWS = {
@@ -143,10 +140,10 @@ def steps(options) -> list[Step]:
     have = place(options, "have")
     flags = _read("config.data", options.old)
     made = [
-        Step(_main(CONFIG, have / "run", flags), have / "run" / results_lib.RESULTS),
+        Step(_main(CONFIG, have / "run", flags), have / "run" / result_file.RESULTS),
         Step(
             ("jaxcl", "export", f"--run={have}/run", f"--out={have}/encoder"),
-            have / "encoder" / folder_lib.CARD,
+            have / "encoder" / encoder_folder.CARD,
         ),
         *_judged(options, have, have / "encoder"),
     ]
@@ -162,7 +159,7 @@ def steps(options) -> list[Step]:
         for i, path in enumerate(paths):
             flags += _read(f"config.data.sets[{i}]", path)
         words = _main(f"{CONFIG}:sets={len(paths)}", run, flags)
-        made.append(Step(words, run / results_lib.RESULTS))
+        made.append(Step(words, run / result_file.RESULTS))
         made += _judged(options, run.parent, run)
     return made
 
@@ -183,12 +180,12 @@ def sets(options) -> dict[str, str]:
 def updates(options, folder: pathlib.Path) -> list[pathlib.Path]:
     """The directories of the updates in a row's, in order."""
     numbered = range(1, len(options.new) + 1)
-    return [folder / "encoder" / lineage.UPDATES / f"{i:04d}" for i in numbered]
+    return [folder / "encoder" / updates.UPDATES / f"{i:04d}" for i in numbered]
 
 
 def done(step: Step) -> bool:
     """Whether nothing is left of a step; a run writes its results task by task."""
-    if step.ends.name == results_lib.RESULTS:
+    if step.ends.name == result_file.RESULTS:
         return sweep.finished(step.ends.parent)
     return step.ends.exists()
 
@@ -220,8 +217,8 @@ def _updates(options, row, seed, folder) -> list[Step]:
         words += [f"--config.train.optimizer.lr={options.lr}"]
         words += [f"--config.train.method.strategy={row.strategy}"]
         words += [f"--config.train.seed={seed}"]
-        verdict = workdir / lineage.VERDICT
-        made.append(Step(("jaxcl.update", *words), verdict, (have, own)))
+        verdict = workdir / updates.VERDICT
+        made.append(Step(("jaxcl", "update", *words), verdict, (have, own)))
     return made
 
 
@@ -232,7 +229,7 @@ def _judged(options, folder, encoder) -> list[Step]:
         workdir = folder / name
         flags = [f"--config.checkpoint={encoder}", *_read("config.data", path)]
         words = _main(f"{CONFIG}:judge", workdir, flags)
-        made.append(Step(words, workdir / results_lib.RESULTS))
+        made.append(Step(words, workdir / result_file.RESULTS))
     return made
 
 
@@ -293,10 +290,9 @@ def draw_points(points: dict[str, tuple], path: pathlib.Path) -> None:
     """
     figure = plots.make_figure(6.5, 4.2)
     axes = figure.add_subplot()
-    unknown = iter(range(len(plots.METHODS), 99))
+    method_of = {title: title.partition(",")[0] for title in points}
+    numbers = plots.number_styles([*dict.fromkeys(method_of.values())])
     for title, (old, old_error, new, new_error) in points.items():
-        number = plots.find_method(title)
-        number = next(unknown) if number is None else number
         fills = ("full", "none", "left")
         axes.errorbar(
             old,
@@ -307,7 +303,7 @@ def draw_points(points: dict[str, tuple], path: pathlib.Path) -> None:
             linestyle="none",
             markersize=8,
             fillstyle=fills[("LoRA" in title) + ("last block" in title)],
-            **plots.choose_style(number),
+            **plots.choose_style(numbers[method_of[title]]),
         )
     axes.set(xlabel="k-NN accuracy on the old images (%)")
     axes.set(ylabel="k-NN accuracy on the new images (%)")
@@ -321,9 +317,9 @@ def accuracies(options, folder: pathlib.Path) -> list[float]:
     """kNN and probe on the old, kNN on each of the new, their mean probe; or []."""
     knn, probe = [], []
     for name in sets(options):
-        if not (folder / name / results_lib.RESULTS).exists():
+        if not (folder / name / result_file.RESULTS).exists():
             return []
-        summary = results_lib.summary(results_lib.read_results(folder / name))
+        summary = result_file.summary(result_file.read_results(folder / name))
         knn.append(summary[KNN]["average_accuracy"])
         probe.append(summary[PROBE]["average_accuracy"])
     return [knn[0], probe[0], *knn[1:], sum(probe[1:]) / len(probe[1:])]
@@ -343,7 +339,7 @@ def line(options, title: str, folders: dict[int | None, pathlib.Path]) -> str:
         for column in zip(*values, strict=True)
     ]
     workdirs = [x for folder in folders.values() for x in updates(options, folder)]
-    verdicts = [workdir / lineage.VERDICT for workdir in workdirs]
+    verdicts = [workdir / updates.VERDICT for workdir in workdirs]
     reports = [storage.read_object(path) for path in verdicts if path.exists()]
     kept = index = passed = "-"
     if reports:
@@ -357,7 +353,7 @@ def line(options, title: str, folders: dict[int | None, pathlib.Path]) -> str:
         costs = [report["cost"] for report in reports]
     else:
         runs = [folder / "run" for folder in folders.values()]
-        costs = [results_lib.read_results(run)["cost"]["total"] for run in runs]
+        costs = [result_file.read_results(run)["cost"]["total"] for run in runs]
     flops = sum(cost["flops"] for cost in costs) / len(folders) / 1e12
     minutes = sum(cost["train_seconds"] for cost in costs) / len(folders) / 60
     cells = [title, str(len(folders)), *shown, kept, index, passed]

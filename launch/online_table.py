@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 import sweep
 
-from jaxcl.run import results as results_lib
-from jaxcl.run import seeds
+from jaxcl.run import result_file, seeds
 
 HEAD = (
     "| method | M | seeds | final accuracy | paper | forgetting | paper | anytime "
@@ -109,7 +108,7 @@ def table(runs: dict[tuple[int, str], list[sweep.Run]]) -> str:
     lines = [*HEAD]
     for (per_class, name), of_seeds in runs.items():
         results = {
-            run.seed: results_lib.read_results(run.folder)
+            run.seed: result_file.read_results(run.folder)
             for run in of_seeds
             if sweep.finished(run.folder)
         }

@@ -20,14 +20,11 @@ from typing import NamedTuple
 import numpy as np
 from etils import epath
 
-from jaxcl import schema
+from jaxcl import plots, schema
 from jaxcl.data import scenarios, storage
 from jaxcl.errors import Refused
-from jaxcl.evals import plots
 from jaxcl.report import numbers as numbers_lib
-from jaxcl.run import results as results_lib
-from jaxcl.run import rows as rows_lib
-from jaxcl.run import seeds
+from jaxcl.run import log_file, result_file, seeds
 
 SCALARS = ("svm/all", "svm/old", "svm/new")
 # Title of a column -> key of `paired`.
@@ -88,11 +85,11 @@ def read(name: str, workdir: epath.PathLike, *, task: int, scalar: str) -> list[
         if not path.exists():
             raise Refused(f"{where}: must be a run directory: no config.json")
         config = storage.read_object(path)
-        done = (folder / results_lib.RESULTS).exists()
+        done = (folder / result_file.RESULTS).exists()
         results = (
-            results_lib.read_results(folder) if done else results_lib.empty_results(0)
+            result_file.read_results(folder) if done else result_file.empty_results(0)
         )
-        if results_lib.count_finished(results) <= task:
+        if result_file.count_finished(results) <= task:
             raise Refused(f"{where}: not finished: it has no results of task {task}")
         found = results.get("convergence", {}).get(str(task))
         patience = config.get("patience", 0)
@@ -103,7 +100,7 @@ def read(name: str, workdir: epath.PathLike, *, task: int, scalar: str) -> list[
         growth = scenario["growth"] if scenario.get("name") == "growth" else None
         late = found["last"]["number"] - found["best"]["number"]
         seed = config.get("seed", 0) if number is None else number
-        rows = [row for row in rows_lib.read_rows(folder) if row["task"] == task]
+        rows = [row for row in log_file.read_rows(folder) if row["task"] == task]
         cut = patience == 0 or late < patience
         epochs, scalars = _epochs(where, rows, task, scalar), results["scalars"][task]
         found = found["best"], cut, epochs, scalars
@@ -178,7 +175,7 @@ def paired(run: Run, baseline: Run, within: float, frozen: Run | None = None) ->
             "target_passes_ratio": _ratio(theirs.passes, mine.passes),
             "target_time_ratio": _ratio(theirs.seconds, mine.seconds),
         }
-    return results_lib.to_json(numbers)
+    return result_file.jsonable(numbers)
 
 
 def geometric(ratios: Iterable[float | None]) -> numbers_lib.Estimate:
@@ -375,7 +372,7 @@ def _compare(options) -> None:
         print(f"Growth: {group['growth']}\n\n{text(group, scalars)}\n")
     if options.json:
         setting |= {"task": options.task, "scalar": options.scalar, "growths": groups}
-        storage.write_json(options.json, results_lib.to_json(setting))
+        storage.write_json(options.json, result_file.jsonable(setting))
     if options.plot:
         draw(groups, options.plot, baseline=options.baseline)
 

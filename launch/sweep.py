@@ -30,8 +30,7 @@ from etils import epath
 
 from jaxcl.data import storage
 from jaxcl.errors import Refused
-from jaxcl.run import lock, seeds
-from jaxcl.run import results as results_lib
+from jaxcl.run import lock, result_file, seeds
 
 LONGEST = 120  # of a directory's name; file systems take 255
 STOPPED = 75  # exit code of jaxcl.main
@@ -102,10 +101,10 @@ def expand(options) -> list[Run]:
 def finished(folder) -> bool:
     """Whether nothing is left to do there; False where that is not certain."""
     folder = epath.Path(folder)
-    if not results_lib.complete(folder):
+    if not result_file.complete(folder):
         return False
     config = storage.read_object(folder / "config.json")
-    results = results_lib.read_results(folder)
+    results = result_file.read_results(folder)
     # Training on each task alone comes last.
     alone = len(results["task_names"]) > 1 and config.get("plasticity", True)
     return not alone or bool(results["finetune"])

@@ -24,10 +24,8 @@ from typing import NamedTuple
 from etils import epath
 
 from jaxcl.errors import Refused
-from jaxcl.report import compare
-from jaxcl.report import runs as runs_lib
-from jaxcl.run import results as results_lib
-from jaxcl.run import seeds
+from jaxcl.report import compare, run_groups
+from jaxcl.run import result_file, seeds
 
 HEAD = (
     "Percent; mean ± standard deviation over seeds (n - 1), not the standard error. "
@@ -62,7 +60,7 @@ class Cell(NamedTuple):
         return self.mean - self.paper.value if known else None
 
 
-def read_runs(given: list[str]) -> tuple[dict[str, runs_lib.RunGroup], list[str]]:
+def read_runs(given: list[str]) -> tuple[dict[str, run_groups.RunGroup], list[str]]:
     """Name -> its finished seeds, and what was left out, one line each.
 
     Args:
@@ -77,7 +75,7 @@ def read_runs(given: list[str]) -> tuple[dict[str, runs_lib.RunGroup], list[str]
         # A directory of a sweep has = in its name.
         if not mark or epath.Path(text).exists():
             name, place = None, text
-        run = runs_lib.read_run(place)
+        run = run_groups.read_run(place)
         name = name or run.name
         if name in runs:
             raise Refused(f"{text}: there is a run {name} already; give NAME=DIR")
@@ -94,7 +92,7 @@ def read_runs(given: list[str]) -> tuple[dict[str, runs_lib.RunGroup], list[str]
 
 
 def _whole(results: dict) -> bool:
-    return results_lib.count_finished(results) == len(results["task_names"])
+    return result_file.count_finished(results) == len(results["task_names"])
 
 
 def read_paper(given: list[str], *, matrix, measure) -> dict[tuple, Number]:
@@ -154,7 +152,7 @@ def _number(where: str, field: str, text) -> float:
     return value
 
 
-def cell(run: runs_lib.RunGroup, matrix: str, measure: str, paper: dict) -> Cell:
+def cell(run: run_groups.RunGroup, matrix: str, measure: str, paper: dict) -> Cell:
     """One measure of one run, over its seeds."""
     each = [seeds.measures(one).get(matrix, {}) for one in run.results.values()]
     values = [100 * one[measure] for one in each if one.get(measure) is not None]

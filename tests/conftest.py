@@ -19,7 +19,7 @@ import pytest  # noqa: E402
 pytest.register_assert_rewrite("helpers")  # what they assert is shown in full
 
 from helpers import pictures  # noqa: E402
-from jaxcl.evals import plots  # noqa: E402
+from jaxcl import plots  # noqa: E402
 
 SLOW = pathlib.Path(__file__).with_name("slow.txt")
 LAST_SLOW_RUN = pathlib.Path(__file__).with_name("last_slow_run.json")

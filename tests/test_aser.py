@@ -205,9 +205,9 @@ def features(state, images):
 
 def retrieve(options, *, size):
     """(state, batch) -> what is replayed; incoming images as trained on are blank."""
-    made = tiny.make_parts(size=size, augment="replay")
+    components = tiny.make_parts(size=size, augment="replay")
     judge = aser.Selector(
-        made, online.build_network(made, "linear"), **options, minority=True
+        components, online.build_network(components, "linear"), **options, minority=True
     )
 
     def retrieved(state, batch):
@@ -256,8 +256,8 @@ def test_what_is_stored_when_the_memory_is_full(minority, monkeypatch):
     monkeypatch.setattr(shapley, "draw_balanced", first_slots)
     # Classes 0 and 1 have half of the slots, and are never rare; the others are.
     labels = [0, 1, 0, 1, 1, 0, 0, 1, 1, 0]
-    made = tiny.make_parts()
-    method = aser.make(made, per_class=2, neighbours=2, minority=minority)
+    components = tiny.make_parts()
+    method = aser.make(components, per_class=2, neighbours=2, minority=minority)
     step = jax.jit(method.step)
     for seed in range(3):
         state, batch = tiny.start(seed, labels), tiny.incoming(seed, [2, 0, 2, 1])
@@ -294,8 +294,8 @@ def test_what_is_stored_when_the_memory_is_full(minority, monkeypatch):
 
 def test_the_memory_fills_up_and_the_rest_of_a_batch_competes(monkeypatch):
     monkeypatch.setattr(shapley, "draw_balanced", first_slots)
-    made = tiny.make_parts(capacity=6, size=2)
-    step = jax.jit(aser.make(made, per_class=1, neighbours=2).step)
+    components = tiny.make_parts(capacity=6, size=2)
+    step = jax.jit(aser.make(components, per_class=1, neighbours=2).step)
     # In the last, row 4, which fits, would tip the balance if it were a judge.
     for seed in (0, 1, 2, 3, 4, 41):
         state = tiny.start(seed, [], capacity=6)
@@ -329,8 +329,8 @@ def test_the_memory_fills_up_and_the_rest_of_a_batch_competes(monkeypatch):
 @pytest.mark.parametrize(("form", "stored"), [("paper", 3), ("code", 3), ("code", 0)])
 def test_a_step_equals_its_twin(form, stored):
     """The memory is not full: as many rows as it holds are all replayed."""
-    made = tiny.make_parts(size=stored or len(tiny.NEW))
-    method = aser.make(made, per_class=1, form=form)
+    components = tiny.make_parts(size=stored or len(tiny.NEW))
+    method = aser.make(components, per_class=1, form=form)
     labels = [0, 2, 1][:stored]
     state, batch = tiny.start(9, labels), tiny.incoming(9)
     params, new = tiny.arrays(state.params), tiny.raw(batch["image"])

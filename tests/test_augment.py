@@ -224,10 +224,10 @@ def test_gray_solarize_flip_normalize():
     assert np.abs(difference).max() < 1.0
     levels = np.arange(256, dtype=np.uint8).reshape(16, 16)
     theirs = np.asarray(ImageOps.solarize(Image.fromarray(levels), 128))
-    ours = jax.jit(lambda x: augment_images.solarize(x / 255.0))(
+    result = jax.jit(lambda x: augment_images.solarize(x / 255.0))(
         levels.astype(np.float32)
     )
-    np.testing.assert_allclose(255 * ours, theirs, atol=1e-3)
+    np.testing.assert_allclose(255 * result, theirs, atol=1e-3)
     flipped = np.asarray(ImageOps.mirror(Image.fromarray(image)))
     np.testing.assert_array_equal(augment_images.horizontal_flip(image), flipped)
     mean, std = (0.1, 0.2, 0.3), (0.5, 2.0, 4.0)

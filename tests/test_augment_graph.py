@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from helpers import graph_sets, key_uses
-from jaxcl.data import graphs
+from jaxcl.data import graph_arrays
 from jaxcl.data.augment import graphs as augment_graphs
 
 COMPLETE = [(a, b) for a in range(20) for b in range(a)]
@@ -33,7 +33,7 @@ def copies(pairs, size, count, features=None):
     made = graph_sets.graph_set([pairs], [size], features)
     edges = max(2 * len(pairs), 1) * count
     budget = dict(nodes=size * count, edges=edges, graphs=count)
-    return graphs.pad_batch(made, np.zeros(count, int), **budget)
+    return graph_arrays.pad_batch(made, np.zeros(count, int), **budget)
 
 
 def live_edges(batch):
@@ -60,7 +60,7 @@ def of_sizes(density=1.0):
         for n in SIZES
     ]
     made = graph_sets.graph_set(pairs, SIZES)
-    return graphs.pad_batch(made, range(8), nodes=130, edges=2600, graphs=10)
+    return graph_arrays.pad_batch(made, range(8), nodes=130, edges=2600, graphs=10)
 
 
 def per_graph(mask, batch):
@@ -240,8 +240,8 @@ def test_filling_and_other_graphs_change_nothing(choice, growth):
         30, np.random.default_rng(1), least=5, most=30, density=0.2
     )
     rows = np.arange(30)[::-1]
-    small = graphs.pad_batch(made, rows[:20], nodes=500, edges=3000, graphs=20)
-    large = graphs.pad_batch(made, rows, nodes=1111, edges=7000, graphs=40)
+    small = graph_arrays.pad_batch(made, rows[:20], nodes=500, edges=3000, graphs=20)
+    large = graph_arrays.pad_batch(made, rows, nodes=1111, edges=7000, graphs=40)
     n = int(small.node_mask.sum())
     e = int(small.edge_mask.sum())
     for seed in range(3):
@@ -279,7 +279,7 @@ def sparse():
     """30 times: half of the nodes without an edge, then a graph without any."""
     pairs = [(0, 1), (2, 3), (3, 4), (4, 5), (5, 2)]  # 6 .. 11 have none
     made = graph_sets.graph_set([pairs, []], [12, 12])
-    return graphs.pad_batch(made, [0, 1] * 30, nodes=720, edges=300, graphs=60)
+    return graph_arrays.pad_batch(made, [0, 1] * 30, nodes=720, edges=300, graphs=60)
 
 
 @pytest.mark.parametrize("kind", augment_graphs.KINDS)
@@ -315,7 +315,7 @@ def test_nodes_without_an_edge_leave_and_no_graph_does(kind):
 def test_a_batch_without_graphs_passes():
     made = graph_sets.random_set(3, np.random.default_rng(0))
     for rows in ([-1], [-1, 0]):
-        batch = graphs.pad_batch(made, rows, nodes=130, edges=2600, graphs=10)
+        batch = graph_arrays.pad_batch(made, rows, nodes=130, edges=2600, graphs=10)
         out = run(
             batch, 2, kinds=("subgraph",), growth="growing", remove_isolated=False
         )

@@ -12,7 +12,7 @@ import pytest
 
 from helpers import config_files
 from jaxcl import core, optim
-from jaxcl.config import sections
+from jaxcl.config import resolve, sections
 from jaxcl.methods.two_view import bases
 
 BENCHMARKS = pathlib.Path(__file__).parents[1] / "benchmarks"
@@ -199,7 +199,7 @@ def test_rows_of_reproduce_build(load, tmp_path):
     for name, row in bench.ROWS.items():
         (tmp_path / row.data).mkdir(exist_ok=True)
         config = bench.make_config(row, count=3, data=str(tmp_path))
-        top = sections.read_top(config.to_dict())
+        top = sections.read_top(resolve.resolve(config.to_dict()))
         for measure in (row.measure, *row.other):
             assert measure.partition("/")[0] in top.evaluators, name
         config_files.made(config, 100 if row.data == "cifar100" else 10)

@@ -27,7 +27,7 @@ from jaxcl.data import (  # noqa: E402
     sources,
     storage,
 )
-from jaxcl.run import finish, lock, results, train, transfer  # noqa: E402
+from jaxcl.run import finish, lock, result_file, train, transfer  # noqa: E402
 
 RUN = {
     "scenario.num_tasks": 10,
@@ -66,7 +66,7 @@ def test_a_run_in_a_bucket_is_stopped_and_goes_on(server, tmp_path):
     assert half < len(toy.untimed_rows(workdir)) and toy.untimed_rows(
         workdir
     ) == toy.untimed_rows(local)
-    found = [results.read_results(x)["matrices"] for x in (workdir, local)]
+    found = [result_file.read_results(x)["matrices"] for x in (workdir, local)]
     assert found[0] == found[1]
     path = epath.Path(workdir)
     same = [leaves(path), leaves(local)]

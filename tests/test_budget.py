@@ -45,8 +45,8 @@ def test_a_job_makes_as_many_updates_as_its_budget_pays_for(tmp_path, capsys):
     below = made(tmp_path / "below", "ss_il", flops=0.999 * three / 48)
     assert flops(within) == three
     assert flops(below) == flops(made(tmp_path / "2", "ss_il", updates=2)) < three
-    said = capsys.readouterr().out
-    assert "updates=3" in said and "updates=2" in said
+    output = capsys.readouterr().out
+    assert "updates=3" in output and "updates=2" in output
 
 
 def test_methods_of_other_cost_make_other_numbers_of_updates(tmp_path, capsys):

@@ -15,12 +15,10 @@ from PIL import Image
 
 from helpers import config_files, run_directories, toy
 from jaxcl import sharding
-from jaxcl.config import build, sections
+from jaxcl.config import build, resolve, sections
 from jaxcl.evals import tsne
 from jaxcl.methods import two_view
-from jaxcl.run import cost, finish, job, metrics_log, train
-from jaxcl.run import results as results_lib
-from jaxcl.run import rows as rows_lib
+from jaxcl.run import cost, finish, job, log_file, metrics_log, result_file, train
 
 CONFIGS = sorted(pathlib.Path(__file__).parents[1].joinpath("configs").glob("*.py"))
 
@@ -67,7 +65,7 @@ def test_refuses_and_names_the_field(tmp_path, changes, match):
 def test_first_task_has_a_schedule_of_its_own():
     raw = toy.config().to_dict() | {"epochs": (2, 4), "scale_lr": False}
     raw["schedule"] = {"name": "cosine"}
-    make_parts, _ = sections.read_parts(sections.read_top(raw))
+    make_parts, _ = sections.read_parts(sections.read_top(resolve.resolve(raw)))
     parts = make_parts(num_classes=10)
     rates = [float(parts.lr(jnp.float32(0.3), jnp.int32(task))) for task in (0, 1, 2)]
     np.testing.assert_allclose(rates[0], raw["optimizer"]["lr"])
@@ -120,7 +118,8 @@ def test_bad_images_are_named(tmp_path):
 def test_another_config_is_refused_naming_the_fields(tmp_path):
     build.build(toy.config(), tmp_path)
     build.build(toy.config(), tmp_path)  # the same one is welcome
-    match = r"config\.method\.temperature: absent -> 0\.1; config\.seed: .*-> 3"
+    (tmp_path / log_file.FILE).write_text('{"step": 3, "task": 0}\n')
+    match = r"config\.method\.temperature: absent -> 0\.1\s+config\.seed: .*-> 3"
     with pytest.raises(ValueError, match=match):
         build.build(toy.config(**{"seed": 3, "method.temperature": 0.1}), tmp_path)
 
@@ -129,6 +128,7 @@ def test_another_config_is_refused_before_data_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr(build.jobs, "make_job", lambda *_: 1 / 0)
     begun = toy.config().to_dict() | {"resident": True, "decoder": "cv2"}
     (tmp_path / "config.json").write_text(json.dumps(begun))
+    (tmp_path / log_file.FILE).write_text('{"step": 3, "task": 0}\n')
     with pytest.raises(ZeroDivisionError):
         build.build(toy.config(), tmp_path)
     for changes in ({"seed": 3}, {"seed": 3, "seeds": 2}):
@@ -202,7 +202,7 @@ def test_steps_in_one_call_are_the_steps_one_by_one(tmp_path):
             seen += [np.asarray(batches["index"])[i] for i in range(count)]
         train.run_tasks(work, tmp_path / str(k))
         state = toy.saved(work, tmp_path / str(k)).state
-        ends.append((np.stack(seen), state, rows_lib.read_rows(tmp_path / str(k))))
+        ends.append((np.stack(seen), state, log_file.read_rows(tmp_path / str(k))))
     assert counts == [4, 2, 4, 2]
     np.testing.assert_array_equal(ends[0][0], ends[1][0])
     chex.assert_trees_all_close(ends[0][1].params, ends[1][1].params, rtol=1e-4)
@@ -224,7 +224,7 @@ def calls_of(tmp_path, **changes):
 
     train.run_tasks(work, tmp_path, step=step)
     state = toy.saved(work, tmp_path).state
-    return counts, state, [row for row in rows_lib.read_rows(tmp_path) if "loss" in row]
+    return counts, state, [row for row in log_file.read_rows(tmp_path) if "loss" in row]
 
 
 def test_a_whole_task_is_one_call(tmp_path):
@@ -266,7 +266,7 @@ def test_evaluating_every_few_steps_changes_nothing_but_the_rows(tmp_path):
         train.run_tasks(work, tmp_path / str(every))
         ends.append(toy.saved(work, tmp_path / str(every)).state)
     toy.check_same_bits(*ends)
-    rows = rows_lib.read_rows(tmp_path / "5")
+    rows = log_file.read_rows(tmp_path / "5")
     assert [row["step"] for row in rows if "eval" in row] == [5, 10, 12]
     losses = [row["step"] for row in rows if "loss" in row]
     assert losses == list(range(1, 13))
@@ -289,7 +289,7 @@ def test_entries_have_names_of_their_own_and_may_run_at_the_end_alone(
     work = toy.job(tmp_path, **changes)
     assert set(work.evaluation.evaluators) == {"knn", "far", "late"}
     results = finish.run_job(work, tmp_path)
-    found = {name: results_lib.matrix(results, name) for name in results["matrices"]}
+    found = {name: result_file.matrix(results, name) for name in results["matrices"]}
     rows = ("class_incremental", "task_aware")
     assert set(found) == {
         f"{key}/{row}" for key in work.evaluation.evaluators for row in rows
@@ -299,11 +299,11 @@ def test_entries_have_names_of_their_own_and_may_run_at_the_end_alone(
     np.testing.assert_array_equal(late[1], knn[1])
     assert (found["far/class_incremental"] != knn).any()
     assert set(results["untrained"]) == {n for n in found if not n.startswith("late")}
-    named = [set(row["eval"]) for row in rows_lib.read_rows(tmp_path) if "eval" in row]
+    named = [set(row["eval"]) for row in log_file.read_rows(tmp_path) if "eval" in row]
     assert len(named) > 4  # untrained, within the tasks, and after each
     late = {"late/accuracy", *(f"late/{row}" for row in rows)}
     assert not any(late & names for names in named[:-1]) and late <= named[-1]
-    measures = results_lib.summary(results)["late/class_incremental"]
+    measures = result_file.summary(results)["late/class_incremental"]
     assert measures["average_accuracy"] == pytest.approx(knn[1].mean())
     assert measures["average_accuracy_per_task"][0] is None
     assert measures["forgetting"] is None and measures["stability"] is None
@@ -356,7 +356,7 @@ def test_auto_is_what_the_devices_want_and_a_run_keeps_it(tmp_path):
         return written.get("precision")
 
     assert began("cpu", precision="auto") == "float32"
-    with sharding.for_elsewhere(platform="tpu"):
+    with sharding.compile_target(platform="tpu"):
         assert began("tpu", precision="auto") == "bfloat16"
         assert began("cpu", precision="auto") == "float32"
     assert began("tpu", precision="auto") == "bfloat16"

@@ -12,7 +12,7 @@ from helpers import loss_twins as f64
 from helpers import rehearsal_toy as toy
 from jaxcl.methods import cclis, rehearsal
 
-NET = rehearsal.network(toy.parts(), prototypes=True, **toy.WIDTHS)
+NET = rehearsal.build_network(toy.parts(), prototypes=True, **toy.WIDTHS)
 LABEL = toy.EXAMPLES.label
 # Of the third task three rows of class 4 and two of class 5; of the memory classes
 # 0, 1 and 3, one row twice.
@@ -21,7 +21,7 @@ WEIGHTS = np.array([0.1, 0.3, 0.25, 0.5, 0.8, 0.06])
 NEW = np.concatenate([toy.rows_of(4)[:3], toy.rows_of(5)[:2]])
 ROWS = np.concatenate([NEW[:2], STORED[:4], NEW[2:], STORED[[4, 0]]])
 INCOMING = toy.batch(ROWS)
-IMAGES = toy.parts().plain(INCOMING["image"])[:, :, ::-1]
+IMAGES = toy.parts().eval_transform(INCOMING["image"])[:, :, ::-1]
 
 
 def make(**options):
@@ -110,7 +110,7 @@ def test_the_first_task_is_plain(distill_over):
     state = toy.shaken(toy.begin(DEFAULT, toy.fresh(DEFAULT), toy.TASKS[0]))
     rows = toy.rows_of(0, 1)[:8]
     incoming = toy.batch(rows)
-    images = toy.parts().plain(incoming["image"])[:, :, ::-1]
+    images = toy.parts().eval_transform(incoming["image"])[:, :, ::-1]
 
     def twin(z, c):
         return nce(z, c, scope="none", rows=rows)
@@ -153,7 +153,9 @@ def test_the_rate_of_prototypes_follows_the_schedule_and_not_the_network():
     for lr, own in ((0.1, 0.2), (0.4, 0.2), (0.4, 0.1)):
         parts = toy.parts()._replace(
             lr=lambda progress, task, lr=lr: jnp.float32(lr),
-            curve=lambda peak: lambda progress, task: jnp.float32(0.5 * peak),
+            schedule_with_peak=lambda peak: (
+                lambda progress, task: jnp.float32(0.5 * peak)
+            ),
         )
         method = cclis.make(parts, memory_size=8, prototype_rate=own, **toy.WIDTHS)
         after, _ = toy.step(method, state, INCOMING)
@@ -209,7 +211,7 @@ def test_every_view_of_every_image_is_drawn_anew(count, monkeypatch):
         sizes.append(len(rows))
         return rows
 
-    monkeypatch.setattr(cclis.sharding, "spread", spread)
+    monkeypatch.setattr(cclis.sharding, "shard_rows_in_jit", spread)
     made = toy.parts()._replace(augment=augment)
     images = np.arange(count, dtype=np.uint8)[:, None, None, None]
     state = toy.fresh(DEFAULT).replace(params=2.0, stats=0.25)

@@ -8,9 +8,9 @@ from PIL import Image
 from scipy import stats
 
 import jaxcl
+from jaxcl import cli
 from jaxcl.errors import Refused
-from jaxcl.update import check, gate, mmd
-from jaxcl.update import reference as reference_lib
+from jaxcl.update import check, gate, mmd, references
 from test_update import LABELS, PIXELS, copy, run  # noqa: F401  fixtures
 
 
@@ -102,7 +102,7 @@ def test_a_check_of_new_images(copy, capsys):  # noqa: F811
     np.savez(copy / "new.npz", train_x=both[rows])
     argv = [where, "--rows=200", f"--test={copy / 'test.npz'}", "--json"]
     assert (
-        check.main([*argv, f"--data={copy / 'new.npz'}"])
+        cli.main(["check", *argv, f"--data={copy / 'new.npz'}"])
         == check.EXIT_CODES["look at the data"]
     )
     first = json.loads(capsys.readouterr().out.partition("\n{")[2].join(["{", ""]))
@@ -125,10 +125,10 @@ def test_a_check_of_new_images(copy, capsys):  # noqa: F811
     assert len(few["most_different"]) == 9
 
     # A reference that was better than the encoder is now: an alarm.
-    known = reference_lib.read_answers(copy / "run" / "checks" / "0001" / "now")
-    kept = reference_lib.Reference(
+    known = references.read_answers(copy / "run" / "checks" / "0001" / "now")
+    kept = references.Reference(
         "gone",
-        reference_lib.describe_judge(
+        references.describe_images(
             check.identity.identify(
                 check.own_images.read_images(
                     {"name": "npz", "path": str(copy / "test.npz")}
@@ -138,7 +138,7 @@ def test_a_check_of_new_images(copy, capsys):  # noqa: F811
         ),
         {name: np.ones(200, bool) for name in known},
     )
-    reference_lib.write_reference(where, 1, kept)
+    references.write_reference(where, 1, kept)
     worse = check.check(
         where, str(copy / "inverted.npz"), test=str(copy / "test.npz"), rows=200
     )
@@ -164,4 +164,4 @@ def test_what_a_check_refuses(copy):  # noqa: F811
         check.check(where, str(copy / "new.npz"), rows=5)
     with pytest.raises(Refused, match=r"config\.data.*none\.npz"):
         check.check(where, str(copy / "none.npz"))
-    assert check.main([where, "--data=none.npz"]) == 2
+    assert cli.main(["check", where, "--data=none.npz"]) == 2

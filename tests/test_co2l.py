@@ -10,7 +10,7 @@ from helpers import loss_twins as f64
 from helpers import rehearsal_toy as toy
 from jaxcl.methods import co2l, rehearsal
 
-NET = rehearsal.network(toy.parts(2), prototypes=False, **toy.WIDTHS)
+NET = rehearsal.build_network(toy.parts(2), prototypes=False, **toy.WIDTHS)
 LABEL = toy.EXAMPLES.label
 # Of the third task's classes three rows and one, of the memory's 0 and 1 two and one.
 STORED = np.concatenate([toy.rows_of(0)[:2], toy.rows_of(1)[:1]])
@@ -21,7 +21,7 @@ INCOMING = toy.batch(ROWS)
 
 def views(incoming):
     """Rows 2i and 2i + 1 are those of image i; the second is the mirrored one."""
-    plain = toy.parts().plain(incoming["image"])
+    plain = toy.parts().eval_transform(incoming["image"])
     rows = [image for one in plain for image in (one, one[:, ::-1])]
     return jnp.stack(rows)
 

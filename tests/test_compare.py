@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 
 from helpers import run_directories
-from jaxcl.evals import plots
-from jaxcl.report import comparability, compare
-from jaxcl.report import runs as runs_lib
-from jaxcl.run import results as results_lib
-from jaxcl.run import seeds
+from jaxcl import cli, plots
+from jaxcl.report import comparability, compare, run_groups
+from jaxcl.run import result_file, seeds
 
 
 @pytest.fixture
@@ -27,7 +25,7 @@ def runs(tmp_path):
 
 
 def test_measures_and_paired_differences(runs):
-    er, ace, one = (runs_lib.read_run(runs / name) for name in ("er", "ace", "one"))
+    er, ace, one = (run_groups.read_run(runs / name) for name in ("er", "ace", "one"))
     assert list(er.results) == [0, 1, 2] and list(one.results) == [1]
     found = seeds.summary(ace.results)[run_directories.NAME]
     assert found["average_accuracy"]["mean"] == pytest.approx(0.65)
@@ -45,7 +43,7 @@ def test_measures_and_paired_differences(runs):
 
 def test_curve_is_the_average_over_tasks_met(runs):
     steps, mean, error = compare.mean_curve(
-        runs_lib.read_run(runs / "er"), run_directories.NAME
+        run_groups.read_run(runs / "er"), run_directories.NAME
     )
     np.testing.assert_array_equal(steps, [5, 8, 10])
     finals = np.array([0.5, 0.4, 0.9])
@@ -56,7 +54,7 @@ def test_curve_is_the_average_over_tasks_met(runs):
 def test_along_the_stream_every_evaluation_counts(runs):
     """At steps 5, 8 and 10; "anytime" has the tasks' ends 5 and 10 alone."""
     found = compare.mean_along_stream(
-        runs_lib.read_run(runs / "er"), run_directories.NAME
+        run_groups.read_run(runs / "er"), run_directories.NAME
     )
     means = np.mean([[0.8, 0.3, 0.5], [0.9, 0.3, 0.4], [0.9, 0.3, 0.9]], axis=1)
     assert found["mean"] == pytest.approx(means.mean())
@@ -74,22 +72,22 @@ def test_the_command_of_a_scalar(runs, capsys, monkeypatch):
     monkeypatch.setattr(plots, "anytime", keep)
     figure, folders = runs / "x.png", [str(runs / "er"), str(runs / "one")]
     told = ["--scalar=memory/entropy", "--band=std", f"--out={figure}"]
-    assert compare.main([*folders, *told]) == 0
-    head, er, one = capsys.readouterr().out.splitlines()
+    assert cli.main(["compare", *folders, *told]) == 0
+    head, er, one = table_of(capsys)
     assert "memory/entropy" in head
     assert er.split() == "er 2.0000 +- 0.0000 step 10".split()
     assert one.split()[0] == "one" and figure.stat().st_size > 5000
     assert calls == [([5, 10], "memory/entropy", 1.0)]
-    assert compare.main([*folders, "--scalar=memory/x"]) == 2
+    assert cli.main(["compare", *folders, "--scalar=memory/x"]) == 2
     assert "--scalar=memory/x" in capsys.readouterr().err
 
 
 def test_the_command(runs, capsys):
     figure = runs / "compare.png"
     folders = [str(runs / name) for name in ("er", "ace", "one")]
-    assert compare.main([*folders, f"--out={figure}"]) == 0
+    assert cli.main(["compare", *folders, f"--out={figure}"]) == 0
     assert figure.stat().st_size > 5000
-    er, ace, one = capsys.readouterr().out.splitlines()[1:]
+    er, ace, one = table_of(capsys)[1:]
     assert er.split() == (
         "er 3 60.0 +- 15.3 73.3 +- 8.3 58.9 +- 5.6 36.7 +- 20.3 10.0 1.00x 10".split()
     )
@@ -97,20 +95,25 @@ def test_the_command(runs, capsys):
     assert one.split()[:3] == ["one", "1", "50.0"] and one.endswith("10.0")
 
 
+def table_of(capsys):
+    """The lines of the table and its notes, without the meanings of its columns."""
+    return capsys.readouterr().out.partition("\n\n")[0].splitlines()
+
+
 def _stop_after_a_task(folder):
     """Make a finished run one that has done its first task alone."""
-    results = results_lib.read_results(folder)
+    results = result_file.read_results(folder)
     results["scalars"][1] = None
-    results_lib.write_results(folder, results)
+    result_file.write_results(folder, results)
 
 
 def test_seeds_that_are_behind_are_left_out_and_named(runs, capsys):
     folders = [str(runs / name) for name in ("er", "ace")]
-    assert compare.main(folders) == 0
-    table = capsys.readouterr().out.splitlines()
+    assert cli.main(["compare", *folders]) == 0
+    table = table_of(capsys)
     _stop_after_a_task(runs / "ace" / "seed_1")
-    assert compare.main(folders) == 0
-    _, er, ace, told = capsys.readouterr().out.splitlines()
+    assert cli.main(["compare", *folders]) == 0
+    _, er, ace, told = table_of(capsys)
     assert er == table[1]
     assert ace.split()[:3] == ["ace", "1", "70.0"] and ace.endswith(" 20.0")
     assert "ace" in told and "seed 1 (1 of 2)" in told
@@ -118,8 +121,9 @@ def test_seeds_that_are_behind_are_left_out_and_named(runs, capsys):
 
 def test_runs_after_other_tasks_have_no_difference(runs, capsys):
     _stop_after_a_task(runs / "one")
-    assert compare.main([str(runs / name) for name in ("er", "one", "one/../ace")]) == 0
-    _, _, one, ace, told = capsys.readouterr().out.splitlines()
+    folders = (str(runs / name) for name in ("er", "one", "one/../ace"))
+    assert cli.main(["compare", *folders]) == 0
+    _, _, one, ace, told = table_of(capsys)
     assert one.split()[:3] == ["one", "1", "100.0"] and one.endswith(" -")
     assert ace.endswith("20.0 +- 0.0")
     assert "one: 1 of 2 tasks" in told
@@ -140,8 +144,8 @@ def test_runs_that_were_not_measured_alike_are_told(runs, capsys):
     folders = [str(runs / name) for name in ("er", "ace", "one")]
 
     def told(*options):
-        assert compare.main([*folders, *options]) == 0
-        lines = capsys.readouterr().out.splitlines()
+        assert cli.main(["compare", *folders, *options]) == 0
+        lines = table_of(capsys)
         return [line for line in lines if line.startswith("not measured alike: ")]
 
     # Seeds are to differ, and so are methods.
@@ -182,12 +186,12 @@ def test_judges_that_several_runs_have_and_defaults_are_compared():
 
 
 def test_refuses_what_is_no_run(runs, capsys):
-    assert compare.main([str(runs / "nothing")]) == 2
+    assert cli.main(["compare", str(runs / "nothing")]) == 2
     assert "nothing" in capsys.readouterr().err
     run_directories.leave(
         runs / "other", [[1.0, None], [0.5, 0.5]], seed=0, matrix_name="knn/x"
     )
-    assert compare.main([str(runs / "er"), str(runs / "other")]) == 2
+    assert cli.main(["compare", str(runs / "er"), str(runs / "other")]) == 2
     assert "--matrix" in capsys.readouterr().err
-    assert compare.main([str(runs / "er"), "--matrix=linear"]) == 2
+    assert cli.main(["compare", str(runs / "er"), "--matrix=linear"]) == 2
     assert run_directories.NAME in capsys.readouterr().err

@@ -7,7 +7,7 @@ import pytest
 
 from helpers import config_files
 from jaxcl.config import build, recipe, sections
-from jaxcl.run import evaluation, results, train
+from jaxcl.run import evaluation, result_file, train
 
 ROOT = pathlib.Path(__file__).parents[1]
 FILES = sorted(ROOT.joinpath("configs").glob("*.py"))
@@ -458,7 +458,10 @@ def test_a_row_of_icl_goes_on_from_the_old_encoder(row, tmp_path):
     config = config_files.take("icl_proteins", f"{row},debug")
     config.start = str(tmp_path / "old")
     found = train.run_tasks(build.build(config, tmp_path / "new"), tmp_path / "new")
-    assert (results.count_finished(old), results.count_finished(found)) == (1, 2)
+    assert (result_file.count_finished(old), result_file.count_finished(found)) == (
+        1,
+        2,
+    )
     assert found["scalars"][0] == old["scalars"][0]
     assert found["convergence"]["0"] == old["convergence"]["0"]
     # 96 graphs, half of them new: passes of two batches of 32, 3 or 2 for each row.

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from helpers import foreign_weights, pages, processes
-from jaxcl.update import lineage
+from jaxcl.run import updates
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "updating.md").read_text()
@@ -52,7 +52,7 @@ def test_a_file_of_weights_becomes_an_index(tmp_path):
         if words[0] == "jaxcl":
             words = ["python", "-m", *words, *SMALL.get(words[1], [])]
         processes.run(words[1:], tmp_path)
-    report = lineage.read_report(tmp_path / "encoders" / "start" / "updates" / "0001")
+    report = updates.read_report(tmp_path / "encoders" / "start" / "updates" / "0001")
     # The first share that is tried keeps such a limit.
     assert report["average"]["share"] == 1.0 and set(report["average"]["tried"]) == {
         "1.0"

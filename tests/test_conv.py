@@ -74,8 +74,8 @@ def convolutions(function, *arguments):
 def test_only_large_maps_are_cut_in_pieces_and_only_on_a_cpu(monkeypatch):
     def count(case):
         arguments, _, ours = functions(case)
-        given = jax.eval_shape(ours, *arguments)
-        back = gradients(ours, jnp.zeros(given.shape))
+        shapes = jax.eval_shape(ours, *arguments)
+        back = gradients(ours, jnp.zeros(shapes.shape))
         return len(convolutions(back, *arguments)) - 1  # but for x's gradient
 
     many_filters = (10, 8, 128, 128, 3, 1, "SAME")

@@ -9,10 +9,8 @@ import pytest
 
 from helpers import toy
 from jaxcl.config import build
-from jaxcl.data import graph_batches, graphs, scenarios, stream, toys
-from jaxcl.run import checkpoint, metrics_log, train
-from jaxcl.run import results as results_lib
-from jaxcl.run import rows as rows_lib
+from jaxcl.data import graph_arrays, graph_batches, scenarios, stream, toys
+from jaxcl.run import checkpoint, log_file, metrics_log, result_file, train
 
 EVALUATORS = {"knn": {"k": 5}}
 
@@ -104,7 +102,7 @@ def run(folder, stop_at=None, **changes):
     except train.Interrupted:
         assert stop_at is not None
         results = train.run_tasks(work, folder)
-    return results, rows_lib.read_rows(folder), toy.saved(work, folder).state
+    return results, log_file.read_rows(folder), toy.saved(work, folder).state
 
 
 def untimed(rows):
@@ -156,7 +154,7 @@ def test_a_run_goes_on_from_the_first_tasks_of_another(rows, tmp_path):
     _, results, logged, state = rows
     old, new = tmp_path / "old", tmp_path / "new"
     first, _, _ = run(old, first_tasks=1)
-    assert results_lib.count_finished(first) == 1
+    assert result_file.count_finished(first) == 1
     assert first["matrices"]["knn/class_incremental"][1] == [None, None]
     before = sorted(path.name for path in (old / "checkpoints").iterdir())
     whole, relogged, final = run(new, start=str(old))
@@ -187,7 +185,7 @@ def test_growth_is_the_share_of_the_new_rows():
     images = np.zeros((40, 1, 1, 1), np.uint8)
     rows = stream.Examples(np.zeros(40, "i4"), np.zeros(40, "i4"), images)
     data = toys.digits()._replace(train=rows)
-    whole = scenarios.TaskSplit(data, data.test, None, seed=0)
+    whole = scenarios.ScenarioData(data, data.test, None, seed=0)
     old, new = (task.train.rows for task in scenarios.growth(whole, growth=0.3))
     assert (len(old), len(new)) == (28, 12)
     assert sorted([*old, *new]) == list(range(40))
@@ -217,7 +215,7 @@ def test_growth_cuts_by_the_seed(tmp_path):
     for wrong, said in ((0.0, "growth=0.0"), (1.0, "growth=1.0")):
         with pytest.raises(ValueError, match=said):
             scenarios.make(data, name="growth", growth=wrong, evaluation="none")
-    with pytest.raises(ValueError, match="num_tasks = 3: scenario 'growth' has 2"):
+    with pytest.raises(ValueError, match="num_tasks=3: scenario 'growth' has 2"):
         scenarios.make(data, name="growth", num_tasks=3, evaluation="none")
 
 
@@ -253,14 +251,16 @@ def test_parts_of_a_batch_lie_side_by_side():
     source = stream.Source(data.train, np.arange(24), order)
     plan = stream.schedule(source, seed=0, task=0, epochs=1, batch_size=12)
     first = next(
-        graph_batches.batches(source, seed=0, task=0, epochs=1, batch_size=4, parts=3)
+        graph_batches.batches(
+            source, seed=0, task=0, epochs=1, batch_size=4, num_batches=3
+        )
     )
     assert first["index"].shape == (3, 4)
     for part in range(3):
         for i in range(4):
             assert first["index"][part, i] == plan[0][3 * i + part]
     assert {leaf.shape[0] for leaf in first["graph"]} == {3}
-    alone = graphs.pad_batch(
+    alone = graph_arrays.pad_batch(
         data.train.graphs,
         first["index"][1],
         nodes=first["graph"].features.shape[1],

@@ -80,13 +80,13 @@ def np_features(params, images, options):
 @pytest.mark.parametrize("name", NETS)
 def test_equals_the_definition_in_float64(name):
     net, params, images = made(name)
-    found = jax.jit(net.apply)({"params": params}, images)
-    assert found.shape == (3, net.num_features) and found.dtype == jnp.float32
+    result = jax.jit(net.apply)({"params": params}, images)
+    assert result.shape == (3, net.num_features) and result.dtype == jnp.float32
     want = np_features(params, images, NETS[name])
-    np.testing.assert_allclose(found, want, rtol=1e-5, atol=5e-6)
+    np.testing.assert_allclose(result, want, rtol=1e-5, atol=5e-6)
     trained = functools.partial(net.apply, train=True, groups=2)
     again = jax.jit(trained)({"params": params}, images)
-    np.testing.assert_allclose(again, found, atol=1e-5)  # no row sees another
+    np.testing.assert_allclose(again, result, atol=1e-5)  # no row sees another
 
 
 @pytest.mark.parametrize("cpu", [True, False])

@@ -10,7 +10,7 @@ import pytest
 
 from jaxcl import core, optim, sharding
 from jaxcl.data import stream
-from jaxcl.run import folder, job
+from jaxcl.run import encoder_folder, job
 
 
 def tree(seed=0):
@@ -200,7 +200,7 @@ def test_a_task_begins_where_the_run_stands():
         method=method,
         data=types.SimpleNamespace(seed=0, epochs=(9, 9, 3), batch_size=4),
         mesh=sharding.mesh(1),
-        parts=lambda index: 1,
+        batches_per_step=lambda index: 1,
     )
     state = job.begin_task(work, state_of(step=31, task=1, task_start=11), task)
     assert told == [(2, 31, 15)]  # 3 epochs of 20 rows in batches of 4
@@ -211,18 +211,18 @@ def test_a_task_begins_where_the_run_stands():
 
 def test_the_leaves_that_do_not_fit_are_named():
     ours = {"a": np.zeros((2, 3), np.float32), "b": np.zeros(4, np.int32)}
-    assert folder.shape_mismatches(dict(ours), ours) == []
+    assert encoder_folder.shape_mismatches(dict(ours), ours) == []
     wide = ours | {"b": np.zeros(5, np.int32)}
     wider = ("b", "int32[5]", "int32[4]")
-    assert folder.shape_mismatches(wide, ours) == [wider]
+    assert encoder_folder.shape_mismatches(wide, ours) == [wider]
     half = wide | {"a": np.zeros((2, 3), np.float16)}
     narrow = ("a", "float16[2, 3]", "float32[2, 3]")
-    assert folder.shape_mismatches(half, ours) == [narrow, wider]
-    assert folder.shape_mismatches({"b": ours["b"]}, ours) == [
+    assert encoder_folder.shape_mismatches(half, ours) == [narrow, wider]
+    assert encoder_folder.shape_mismatches({"b": ours["b"]}, ours) == [
         ("a", "absent", "float32[2, 3]")
     ]
     more = ours | {"c": np.zeros((), np.uint8)}
-    assert folder.shape_mismatches(more, ours) == [("c", "uint8[]", "absent")]
+    assert encoder_folder.shape_mismatches(more, ours) == [("c", "uint8[]", "absent")]
 
 
 def test_a_state_is_settled_by_one_program(monkeypatch):

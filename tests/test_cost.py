@@ -13,8 +13,7 @@ from flax import struct
 
 from helpers import toy
 from jaxcl import core, sharding
-from jaxcl.run import checkpoint, cost, job, train
-from jaxcl.run import results as results_lib
+from jaxcl.run import checkpoint, cost, job, result_file, train
 
 
 @struct.dataclass
@@ -36,7 +35,7 @@ def test_images_are_of_all_batches_of_a_step():
     """Three meta-steps of six batches of eight."""
     work = types.SimpleNamespace(
         data=types.SimpleNamespace(batch_size=8),
-        parts=lambda task: 6,
+        batches_per_step=lambda task: 6,
         mesh=None,
         method=mock.Mock(),
     )
@@ -162,9 +161,9 @@ def test_the_work_of_all_devices_counts_on_one_cpu(devices, monkeypatch):
 
     def step(state, x):
         with sharding.use_mesh(mesh):
-            x = sharding.spread(x)
+            x = sharding.shard_rows_in_jit(x)
             x, _ = jax.lax.scan(lambda x, _: (square(x), None), x, length=7)
-            return state, sharding.on_each(
+            return state, sharding.map_per_device(
                 lambda x, w: x @ w, (x,), (sharding.gather(x),)
             )
 
@@ -322,7 +321,7 @@ def test_a_resumed_run_adds_up(tmp_path, compiled, clock):
     assert ends[1:3] == [None, None]
     ends = [ends[0], ends[3]]
     for name, end in zip(("whole", "parts"), ends, strict=True):
-        assert results_lib.read_results(tmp_path / name)["cost"] == end["cost"]
+        assert result_file.read_results(tmp_path / name)["cost"] == end["cost"]
     whole, parts = (end["cost"]["per_task"][:2] for end in ends)
     for one, other in zip(whole, parts, strict=True):
         for key in ("steps", "images", "flops", "evaluation_seconds"):

@@ -129,7 +129,7 @@ def test_an_update_of_linear_networks_is_ddpg(linear):
     rows = ddpg.Transitions(
         np.float32(losses), np.ones(2, np.int32), np.float32(action)
     )
-    found = jax.jit(lambda a, r: ddpg.update_agent(a, r, options))(agent, rows)
+    result = jax.jit(lambda a, r: ddpg.update_agent(a, r, options))(agent, rows)
 
     def flat(tree):
         return np.append(tree["out"]["kernel"][:, 0], tree["out"]["bias"])
@@ -140,16 +140,16 @@ def test_an_update_of_linear_networks_is_ddpg(linear):
     y = s - after + 0.9 * (old[0] * after + old[1] * then + old[2])
     q = np.stack([s, action, np.ones(2)], axis=1)
     slope = 2 * (q @ u["critic"] - y) @ q / 2
-    np.testing.assert_allclose(10 * flat(found.critic_opt[0].mu), slope, rtol=1e-5)
+    np.testing.assert_allclose(10 * flat(result.critic_opt[0].mu), slope, rtol=1e-5)
     critic = u["critic"] - 0.1 * np.sign(slope)
-    np.testing.assert_allclose(flat(found.critic), critic, rtol=1e-5)
+    np.testing.assert_allclose(flat(result.critic), critic, rtol=1e-5)
     act = sigmoid(w["actor"][0] * s + w["actor"][1])
     slope = -critic[1] * act * (1 - act) @ np.stack([s, np.ones(2)], axis=1) / 2
-    np.testing.assert_allclose(10 * flat(found.actor_opt[0].mu), slope, rtol=1e-5)
+    np.testing.assert_allclose(10 * flat(result.actor_opt[0].mu), slope, rtol=1e-5)
     actor = w["actor"] - 0.01 * np.sign(slope)
-    np.testing.assert_allclose(flat(found.actor), actor, rtol=1e-5)
+    np.testing.assert_allclose(flat(result.actor), actor, rtol=1e-5)
     for name, before, now in (("actor", target, actor), ("critic", old, critic)):
-        gap = flat(getattr(found, f"target_{name}")) - before
+        gap = flat(getattr(result, f"target_{name}")) - before
         np.testing.assert_allclose(gap, 1e-3 * (now - before), rtol=1e-3)
 
 

@@ -44,7 +44,7 @@ def test_a_step_is_the_equation(options):
     np.testing.assert_allclose(found[6:], logits[0], rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(found[:6], np.float32(stored))
     predict = jax.jit(method.predict)
-    unseen = np.isneginf(predict(new, toy.parts().plain(FIRST["image"])))
+    unseen = np.isneginf(predict(new, toy.parts().eval_transform(FIRST["image"])))
     assert unseen.all(axis=0).tolist() == [False] * 4 + ["ace" in options]
 
 
@@ -52,7 +52,7 @@ def test_logits_of_the_augmented_image_are_stored_with_the_image_as_it_came():
     made = toy.parts(augment="all")  # every image is mirrored
     method = der.make(made)
     state = toy.fresh(method)
-    turned = made.plain(FIRST["image"])[:, :, ::-1]
+    turned = made.eval_transform(FIRST["image"])[:, :, ::-1]
     expected, _ = NET(state.params, state.stats, turned, train=True)
     memory = toy.step(method, state, FIRST)[0].extra.memory
     np.testing.assert_allclose(
@@ -65,7 +65,7 @@ def test_of_several_updates_the_last_pass_is_stored():
     method, once = der.make(toy.parts(updates=2)), der.make(toy.parts())
     state = toy.fresh(method)
     halfway, _ = toy.step(once, state, FIRST)
-    images = toy.parts().plain(FIRST["image"])
+    images = toy.parts().eval_transform(FIRST["image"])
     expected, _ = NET(halfway.params, halfway.stats, images, train=True)
     memory = toy.step(method, state, FIRST)[0].extra.memory
     np.testing.assert_allclose(

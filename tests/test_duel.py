@@ -291,14 +291,14 @@ def _check_memory(method, new, metrics, twin, targets):
     assert set(items) == names
     filled = twin.filled.copy()
     filled[slots[enters]] = True
-    held = method.memory(new)
-    features = held.items.pop("feature"), items.pop("feature")
+    memory = method.memory(new)
+    features = memory.items.pop("feature"), items.pop("feature")
     # After the step they carry the rounding of its gradient, which differences give.
     atol = 2e-5 if "policy_features" in twin.options else 1e-6
     np.testing.assert_allclose(*features, rtol=1e-5, atol=atol)
-    chex.assert_trees_all_equal(held.items, items)
-    np.testing.assert_array_equal(held.filled, filled)
-    assert int(held.seen) == int(twin.memory.seen) + B
+    chex.assert_trees_all_equal(memory.items, items)
+    np.testing.assert_array_equal(memory.filled, filled)
+    assert int(memory.seen) == int(twin.memory.seen) + B
     np.testing.assert_allclose(metrics["joined"], enters.mean(), rtol=1e-6)
 
 
@@ -333,9 +333,9 @@ def test_an_empty_memory_has_no_negatives():
         new, metrics = step(method, state)
         assert metrics["loss"] == 0 and metrics["grad_norm"] == 0
         chex.assert_trees_all_equal(new.params, state.params)
-        held = method.memory(new)
-        np.testing.assert_array_equal(held.filled, np.arange(K) < B)
-        np.testing.assert_array_equal(held.items["index"][:B], INCOMING["index"])
+        memory = method.memory(new)
+        np.testing.assert_array_equal(memory.filled, np.arange(K) < B)
+        np.testing.assert_array_equal(memory.items["index"][:B], INCOMING["index"])
         assert metrics["joined"] == 1
 
 

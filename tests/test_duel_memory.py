@@ -199,17 +199,17 @@ def test_distinctiveness_and_its_gradient(score):
 
     twins.check(loss, twin, [queries, memory], moving={0, 1})
     with jax.enable_x64(True):
-        whole = duel.distinctiveness(queries, memory, temperature=0.3, score=score)
+        scores = duel.distinctiveness(queries, memory, temperature=0.3, score=score)
     np.testing.assert_allclose(
-        whole, _distinct(queries, memory, duel_twin.SCORES[score])
+        scores, _distinct(queries, memory, duel_twin.SCORES[score])
     )
 
 
 @pytest.mark.parametrize("score", duel_twin.SCORES)
 def test_nothing_is_distinct_from_an_empty_memory(score):
     rows = jnp.eye(3, 4)
-    found = duel.distinctiveness(rows, rows, score=score, filled=jnp.zeros(3, bool))
-    assert np.isposinf(found).all()
+    scores = duel.distinctiveness(rows, rows, score=score, filled=jnp.zeros(3, bool))
+    assert np.isposinf(scores).all()
 
 
 @pytest.mark.parametrize("score", duel_twin.SCORES)

@@ -50,8 +50,8 @@ def hml(rows, labels, memory, *, weight=1.0, temperature):
 def distinct(rows, memory, temperature, weights=None):
     with jax.enable_x64(True):
         rows, memory = jnp.asarray(rows), jnp.asarray(memory)
-        found = duel.distinctiveness(rows, memory, temperature=temperature)
-    return float(np.average(found, weights=weights))
+        scores = duel.distinctiveness(rows, memory, temperature=temperature)
+    return float(np.average(scores, weights=weights))
 
 
 def test_the_loss_is_least_where_classes_are_told_apart():

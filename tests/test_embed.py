@@ -10,9 +10,10 @@ from etils import epath
 
 import jaxcl
 from helpers import pages
+from jaxcl import cli
 from jaxcl.config import build, files
 from jaxcl.data import from_features, sources
-from jaxcl.run import finish, folder, train
+from jaxcl.run import encoder_folder, finish, train
 from jaxcl.weights import embed, encoder, writer
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "frozen_heads.md"
@@ -45,7 +46,7 @@ def root(tmp_path_factory):
         CARD, variables["params"], variables.get("batch_stats", {})
     )
     files = {
-        folder.TENSORS: writer.pack_tensors(
+        encoder_folder.TENSORS: writer.pack_tensors(
             encoder.flatten_leaves(made.params, made.stats), "flax"
         )
     }
@@ -77,7 +78,9 @@ def test_a_file_holds_what_the_encoder_says_of_every_split(root, whole):
         np.testing.assert_array_equal(found.label, images.label)
         np.testing.assert_array_equal(found.domain, images.domain)
     assert (made.class_names, made.domain_names) == (data.class_names, ("all",))
-    assert from_features.read(whole)[1]["card"] == folder.read_card(root / "encoder")
+    assert from_features.read(whole)[1]["card"] == encoder_folder.read_card(
+        root / "encoder"
+    )
 
 
 @pytest.mark.parametrize("suffix", ["npz", "safetensors"])
@@ -113,7 +116,8 @@ def test_other_features_are_not_overwritten(root, work, whole, tmp_path):
         embed.write_features(work, path, batch_size=500, stop=lambda: True)
     with pytest.raises(ValueError, match=r"begun\.npz\.part"):
         embed.write_features(work, path, batch_size=400)
-    assert embed.main([f"--encoder={root}/encoder", "--data=digits", "--out=x.h5"]) == 2
+    words = ["features", f"--encoder={root}/encoder", "--data=digits", "--out=x.h5"]
+    assert cli.main(words) == 2
 
 
 def test_damaged_files_are_refused(tmp_path):
@@ -143,7 +147,7 @@ def test_the_commands_of_the_page_learn_as_from_images(root, monkeypatch):
     (_, *make), (_, config, *options) = commands
     own = {"exports/mine": "encoder", "my_images": "digits"}
     make = [word.partition("=") for word in make]
-    assert embed.main([f"{name}={own.get(x, x)}" for name, _, x in make]) == 0
+    assert cli.main(["features", *(f"{k}={own.get(x, x)}" for k, _, x in make)]) == 0
     options = [x for x in options if not x.startswith("--workdir")]
     options = [*options, "--config.plots=False", "--config.tensorboard=False"]
     found = []

@@ -75,11 +75,11 @@ def test_rows_that_do_not_exist_are_not_held_either():
     state = state.replace(extra=state.extra._replace(task_of=task_of, seen=seen))
     state = toy.shaken(state, seed=8)
     teacher = state.extra.teacher
-    told = toy.answers(NET, teacher.params, teacher.stats, SECOND["image"])
+    answers = toy.answers(NET, teacher.params, teacher.stats, SECOND["image"])
 
     def twin(logits):
         value = toy.cross_entropy(logits[:6], SECOND["label"], [0, 1, 2, 3])
-        return value + f64.task_distillation(logits[:6], told, [[0, 1]])
+        return value + f64.task_distillation(logits[:6], answers, [[0, 1]])
 
     images = jnp.concatenate([SECOND["image"], SECOND["image"]])
     new, metrics = toy.step(method, state, SECOND)

@@ -163,7 +163,7 @@ def of_step(monkeypatch, step, *, chip=CHIP, parted=True):
         data=None,
         mesh=mesh,
         stream=types.SimpleNamespace(tasks=[types.SimpleNamespace(index=0)]),
-        parts=lambda _: 1,
+        batches_per_step=lambda _: 1,
         config={},
     )
     jitted = jax.jit(step, in_shardings=(whole, rows if parted else whole))
@@ -251,7 +251,7 @@ def test_blank_data_are_as_the_config_tells():
     augment = {"size": 24, "mean": (0.5,) * 3}
 
     def made(data, scenario=None, **sizes):
-        return stand_in.make_for(data, scenario or {}, augment, **sizes)
+        return stand_in.make_blank_dataset(data, scenario or {}, augment, **sizes)
 
     hundred = made({"name": "arrays", "path": "data/cifar100/"})
     assert len(hundred.class_names) == 100

@@ -14,7 +14,7 @@ from jaxcl import core, sharding
 from jaxcl.data import splits, stream
 from jaxcl.evals import (
     collapse,
-    features,
+    embedding,
     knn,
     linear,
     logistic,
@@ -207,7 +207,7 @@ def test_a_share_of_the_labels_is_stratified_nested_and_seeded():
     data = stream.Examples(label.astype(np.int32), np.zeros(661, np.int32))
     found = {
         fraction: np.flatnonzero(
-            features.draw_stratified(data, fraction=fraction, seed=0)
+            embedding.draw_stratified(data, fraction=fraction, seed=0)
         )
         for fraction in (0.01, 0.1, 0.5, 1.0)
     }
@@ -219,17 +219,17 @@ def test_a_share_of_the_labels_is_stratified_nested_and_seeded():
         1.0: [400, 200, 57, 3, 1],
     }
     assert set(found[0.01]) < set(found[0.1]) < set(found[0.5])
-    other = np.flatnonzero(features.draw_stratified(data, fraction=0.1, seed=1))
+    other = np.flatnonzero(embedding.draw_stratified(data, fraction=0.1, seed=1))
     assert len(set(other) & set(found[0.1])) < 30
     # Not the first rows of a class, and no matter what the other classes are.
     assert set(np.flatnonzero(label == 0)[:4]) != set(found[0.01][:4])
     few = data._replace(label=np.where(label == 1, 9, label).astype(np.int32))
-    kept = features.draw_stratified(few, fraction=0.1, seed=0)
+    kept = embedding.draw_stratified(few, fraction=0.1, seed=0)
     assert set(np.flatnonzero(kept & (label != 1))) == {
         row for row in found[0.1] if label[row] != 1
     }
     domain = rng.integers(0, 3, 661).astype(np.int32)
-    both = features.draw_stratified(data._replace(domain=domain), fraction=0.1, seed=2)
+    both = embedding.draw_stratified(data._replace(domain=domain), fraction=0.1, seed=2)
     assert np.flatnonzero(both).tolist() == eval_toy.share_twin(label, domain, 0.1, 2)
 
 
@@ -272,7 +272,7 @@ def knn_twin(x, y, bank, labels, mask, k, temperature, distance):
 def test_neighbours_are_those_of_brute_force(distance, scenario):
     parts, state = eval_toy.parts_of(scenario), eval_toy.state_of(1)
     train, test = parts.stream.dataset.train, parts.stream.evaluation
-    groups = features.assign_tasks(parts)
+    groups = embedding.assign_tasks(parts)
     x = eval_toy.embedded(state, test.images)
     bank = eval_toy.embedded(state, train.images)
     for train_on, met in (("all", 3), ("seen", 2)):
@@ -380,7 +380,7 @@ def test_devices_do_not_matter():
     for devices in (1, 2):
         parts = eval_toy.parts_of(devices=devices, embed=embed_conv)
         everywhere = sharding.replicate(state, parts.mesh)
-        held = features.make_embedder(parts, parts.stream.evaluation)(everywhere)
+        held = embedding.make_embedder(parts, parts.stream.evaluation)(everywhere)
         made = evaluators(parts)
         results = {name: run(everywhere, 1) for name, run in made.items()}
         found.append((np.asarray(held), results))
@@ -403,7 +403,7 @@ def test_rows_beyond_the_first_are_left_out(streams, devices, caplog):
     """Whole batches of them; how many there are compiles nothing."""
     parts = eval_toy.parts_of(data=eval_toy.dataset(streams=streams), devices=devices)
     state, order = eval_toy.state_of(0), np.random.default_rng(1).permutation(31)
-    run = features.make_embedder(
+    run = embedding.make_embedder(
         parts, parts.stream.evaluation, rows=order, batch_size=8
     )
     whole = np.asarray(run(state))

@@ -48,7 +48,7 @@ from helpers import (
 )
 from helpers.config_functions import FUNCTIONS
 from helpers.forward import no_gradients
-from jaxcl import core, optim, schema
+from jaxcl import core, optim, plots, schema
 from jaxcl.config import build, sections
 from jaxcl.data import (
     convert,
@@ -60,7 +60,6 @@ from jaxcl.data import (
     stream,
 )
 from jaxcl.data.augment import graphs as augment_graphs
-from jaxcl.evals import plots
 from jaxcl.memory import buffer
 from jaxcl.methods import online_ssl, two_view
 from jaxcl.methods.icl import ddpg
@@ -230,10 +229,10 @@ def parts_of(net="mlp", views=2, replay=types.MappingProxyType({}), **more):
     given = dict(
         encoder=encoder(net),
         augment=augment(views),
-        plain=plain,
+        eval_transform=plain,
         tx=optim.sgd(),
         lr=rate(0.1),
-        curve=rate,
+        schedule_with_peak=rate,
         num_classes=CLASSES,
         replay=replay_lib.settings(CLASSES, BATCH, **{"capacity": 8, **replay}),
         num_tasks=2,
@@ -267,7 +266,7 @@ def of_method(make, options):
     yield summary(method)
     program, state = traced(method.init, key, batch)
     yield summary(jax.tree.structure(state)), [str(x) for x in jax.tree.leaves(state)]
-    for width in dict.fromkeys(method.parts(task) for task in tasks()):
+    for width in dict.fromkeys(method.batches_per_step(task) for task in tasks()):
         rows = batch_of(method, width, "graph" in batch)
         yield text(traced(method.step, state, rows)[0])
     yield text(program)
@@ -573,12 +572,12 @@ def of_config(_, changes):
     if not isinstance(work, job.Job):
         return
     yield summary(work.loop._replace(replay=None)), summary(work.logging)
-    alone = work.evaluation.alone is not None
-    yield summary(work.evaluation._replace(alone=alone)), work.mesh.devices.shape
+    alone = work.evaluation.single_tasks is not None
+    yield summary(work.evaluation._replace(single_tasks=alone)), work.mesh.devices.shape
     yield summary(work.data._replace(stream=work.stream.tasks))
     state = job.shapes(work.method, work.data)[0]
     yield [str(x) for x in jax.tree.leaves(state)]
-    for parts in dict.fromkeys(map(work.method.parts, work.stream.tasks)):
+    for parts in dict.fromkeys(map(work.method.batches_per_step, work.stream.tasks)):
         shapes = job.placed_shapes(work.method, work.data, work.mesh, parts)
         yield text(traced(work.method.step, *shapes)[0])
     rows = np.zeros((2, 8, 8, 1), np.float32)

@@ -62,7 +62,7 @@ def config(word="", **changes):
 # Whole runs
 
 
-@pytest.mark.parametrize("word", ["", "method", "replay"])
+@pytest.mark.parametrize("word", ["", "method", "replay", "online"])
 def test_two_tasks_train_and_are_judged(word, tmp_path):
     results = train.run_tasks(build.build(config(word), tmp_path), tmp_path)
     losses = [row["loss"] for row in processes.rows_of(tmp_path) if "loss" in row]
@@ -91,6 +91,10 @@ ROWS = {
         toy.ONLINE
         | {"method": {"name": "er"}, "replay.policy": "my_package.my_policy"},
         idle=test_methods.METHODS["er"].idle,
+    ),
+    "online": test_methods.Row(
+        toy.ONLINE | {"method": {"name": "my_package.my_online"}},
+        idle=test_methods.STORED | {"extra.seen": "only predictions read it"},
     ),
 }
 
@@ -145,6 +149,16 @@ def test_the_base_and_the_strategy_are_their_equations():
         (strategy.compute_loss(base, features), alone + 0.5 * np.mean((z - f) ** 2)),
     ):
         np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+def test_the_margin_lowers_the_logit_of_the_own_class_alone():
+    logits = np.random.default_rng(4).normal(size=(3, 4))
+    label = jnp.array([2, 0, -1])
+    wanted = logits.copy()
+    wanted[0, 2] -= 1.5
+    wanted[1, 0] -= 1.5
+    got = example("my_online").subtract_margin(jnp.asarray(logits), label, 1.5)
+    np.testing.assert_allclose(got, wanted, rtol=1e-6)
 
 
 @pytest.mark.parametrize("batches", [[10] * 6, [3, 25, 1, 31], [60]])

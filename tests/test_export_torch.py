@@ -9,6 +9,7 @@ from safetensors import numpy as tensors
 
 import jaxcl
 from helpers import config_files, run_directories, torch_peers
+from jaxcl import cli
 from jaxcl.nets import layers
 from jaxcl.weights import encoder, export, names, pytorch, writer
 
@@ -121,7 +122,7 @@ def test_a_folder_of_the_command(example, tmp_path):
     work, _ = run_directories.run_of(
         run, **changes, data={"name": "digits", "size": 16}
     )
-    assert export.main([f"--run={run}", f"--out={out}", "--torch"]) == 0
+    assert cli.main(["export", f"--run={run}", f"--out={out}", "--torch"]) == 0
     model, images = example.load(out), work.stream.evaluation.images[:8]
     assert not model.training
     with torch.no_grad():
@@ -174,7 +175,7 @@ def test_a_transformer_with_adapters_of_the_command(tmp_path, monkeypatch):
         data={"name": "digits", "size": 16, "channels": 3},
         **{"augment.size": 16, "augment.mean": (0.3,) * 3, "augment.std": (0.4,) * 3},
     )
-    assert export.main(["--run=run", "--out=exports/vit", "--torch"]) == 0
+    assert cli.main(["export", "--run=run", "--out=exports/vit", "--torch"]) == 0
     model = load_transformer("exports/vit")
     made = jaxcl.load_encoder("exports/vit")
     inputs = np.asarray(made.prepare(work.stream.evaluation.images[:8]))

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from jaxcl import cli
 from jaxcl.data import fetch, sources
 
 RNG = np.random.default_rng(0)
@@ -143,11 +144,11 @@ def test_cifar_from_a_server(name, server, tmp_path, monkeypatch, capsys):
     known(monkeypatch, name, [cifar(name)], server)
     out = tmp_path / "made"
     out.mkdir()
-    assert fetch.main([name, f"--out={out}"]) == 0
+    assert cli.main(["data", name, f"--out={out}"]) == 0
     assert check_arrays(name, out).class_names == ("ant", "bee", "cat")
     assert server.asked == 1 and list(tmp_path.iterdir()) == [out]
     assert f"name=arrays --config.data.path={out}" in capsys.readouterr().out
-    assert fetch.main([name, f"--out={out}"]) == 2
+    assert cli.main(["data", name, f"--out={out}"]) == 2
     assert str(out) in capsys.readouterr().err
 
 
@@ -273,14 +274,14 @@ def test_no_network_says_what_to_do_by_hand(tmp_path, monkeypatch, capsys):
     known(monkeypatch, "cifar10", [content])  # nobody listens at that address
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     out = tmp_path / "cifar10"
-    assert fetch.main(["cifar10", f"--out={out}"]) == 2
+    assert cli.main(["data", "cifar10", f"--out={out}"]) == 2
     said = capsys.readouterr().err
     assert f"({len(content):,} bytes)" in said
     assert "http://127.0.0.1:1/cifar-10-binary.tar.gz" in said
     (command,) = [line for line in said.splitlines() if "--from=" in line]
     (tmp_path / "by_hand").write_bytes(content)
     command = command.replace("PATH", str(tmp_path / "by_hand"))
-    assert fetch.main(shlex.split(command)[2:]) == 0
+    assert cli.main(["data", *shlex.split(command)[2:]]) == 0
     check_arrays("cifar10", out)
 
 

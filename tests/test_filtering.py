@@ -76,9 +76,9 @@ def test_scalars_are_those_of_the_plain_loop(options, streams, devices):
     competes = options.get("newcomer_competes", False)
     state = sharding.replicate(state, parts.mesh)
     for task in (1, 0):
-        found = evaluate(state, task)
-        scalars = dict(found.scalars)
-        assert found.rows == {}
+        result = evaluate(state, task)
+        scalars = dict(result.scalars)
+        assert result.rows == {}
         rows = offered(parts, task, 32, 5)
         want = twin(features, data.train.label, rows, 8, 5, q, competes)
         assert scalars == {n: pytest.approx(x, rel=1e-5) for n, x in want.items()}

@@ -1,5 +1,6 @@
 """`jaxcl.fit`: a run like any other, and what it leaves for programs."""
 
+import base64
 import errno
 import itertools
 import json
@@ -17,12 +18,9 @@ from helpers import config_files, toy
 from jaxcl import errors
 from jaxcl.api import fit as fitting
 from jaxcl.api import inputs, result
-from jaxcl.config import build
+from jaxcl.config import build, own_images
 from jaxcl.data import identity
-from jaxcl.run import folder as folder_lib
-from jaxcl.run import job, train
-from jaxcl.run import results as results_lib
-from jaxcl.update import lineage
+from jaxcl.run import encoder_folder, job, result_file, train
 
 ROOT = pathlib.Path(__file__).parents[1]
 DIGITS = datasets.load_digits()
@@ -165,6 +163,11 @@ def test_the_encoder_takes_one_image_or_many(fitted, tmp_path):
 
 
 def test_it_is_drawn_reported_and_saved(fitted, tmp_path):
+    shown = fitted._repr_html_()
+    (picture,) = re.findall(r"base64,([\w+/=]+)", shown)
+    assert base64.b64decode(picture).startswith(b"\x89PNG")
+    accuracy = fitted.results["summary"]["knn/class_incremental"]["average_accuracy"]
+    assert f"{100 * accuracy:.1f} %" in shown and fitted.folder in shown
     figure = fitted.plot(tmp_path / "new" / "run.svg")
     panels = figure.axes
     assert panels[0].get_title() == "Nearest neighbours, class incremental"
@@ -385,12 +388,12 @@ def test_a_dataset_of_hugging_face_in_memory_and_on_a_disk(asked, tmp_path):
     assert abs(len(data.test.label) - 40) < 5 and data.class_names == (*names,)
     image = data.train.images[0]  # one of the images, in colour
     assert image.shape == (8, 8, 3) and (IMAGES == image[..., 0]).all((1, 2)).any()
-    section = lineage.make_section(
-        str(tmp_path / "saved"), {}, {"augment": {"mean": (0.5,)}}, "config.data"
+    section = own_images.make_section(
+        str(tmp_path / "saved"), parent_config={"augment": {"mean": (0.5,)}}
     )
     assert (section["name"], section["channels"]) == ("huggingface", 1)
     with pytest.raises(ValueError, match="transform"):
-        inputs.make_section(whole.with_transform(lambda rows: rows), name="x")
+        inputs.make_input(whole.with_transform(lambda rows: rows), name="x")
     both = datasets.DatasetDict({"train": whole, "test": whole})
     for images, words in (
         (both, "a DatasetDict of train, test: give one"),
@@ -427,7 +430,7 @@ def test_training_begins_with_an_encoder_in_memory_or_in_a_folder(
     fitted.save(tmp_path / "encoder")
     for encoder in (tmp_path / "encoder", jaxcl.load_encoder(tmp_path / "encoder")):
         config, where, work = asked(IMAGES, encoder=encoder, strategy="cassle")
-        card = folder_lib.read_card(config.start)
+        card = encoder_folder.read_card(config.start)
         assert card["encoder"]["name"] == "conv_net"
         assert work.config["encoder"]["width"] == 4
     assert config.start == str(where / "start")
@@ -448,8 +451,8 @@ def test_pil_images_are_read_as_the_pictures_that_they_are():
         ([grey, grey.convert("RGB")] * 2, ramp[..., None].repeat(3, -1)),
     ]
     for images, want in cases:
-        read = inputs.make_section(images, name="images")
-        np.testing.assert_array_equal(read.held[0].examples.images, [want] * 4)
+        read = inputs.make_input(images, name="images")
+        np.testing.assert_array_equal(read.stored_sets[0].examples.images, [want] * 4)
 
 
 @pytest.mark.parametrize(
@@ -510,7 +513,7 @@ def test_an_encoder_goes_elsewhere_from_a_run_that_may_only_be_read(
     code, tmp_path, monkeypatch
 ):
     """A full disk is no such run: its error is raised."""
-    results_lib.write_results(tmp_path, results_lib.empty_results(1))
+    result_file.write_results(tmp_path, result_file.empty_results(1))
     places = []
 
     def export(run, place, force=False):
@@ -518,8 +521,8 @@ def test_an_encoder_goes_elsewhere_from_a_run_that_may_only_be_read(
         if pathlib.Path(place).is_relative_to(tmp_path):
             raise OSError(code, "no", place)
 
-    monkeypatch.setattr(result.export_lib, "export", export)
-    monkeypatch.setattr(result.encoder_lib, "load_encoder", lambda place: place)
+    monkeypatch.setattr(result.export, "export", export)
+    monkeypatch.setattr(result.encoder, "load_encoder", lambda place: place)
     run = result.Result(tmp_path)
     if code == errno.ENOSPC:
         with pytest.raises(OSError):

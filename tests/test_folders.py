@@ -6,7 +6,6 @@ from PIL import Image
 
 from jaxcl.config import own_images
 from jaxcl.data import sources
-from jaxcl.update import lineage
 
 MARK = b"\xef\xbb\xbf"
 
@@ -153,7 +152,9 @@ def test_new_images_need_no_meaning_of_folders(tmp_path):
     """Those of an update: every one is read."""
     write(tmp_path, numbered("cam 1/mon", "cam 1/tue", "cam 2/mon", "cam 2/tue"))
     theirs = {"augment": {"mean": (0.5,)}, "data": {}}
-    section = lineage.make_section(str(tmp_path), {}, theirs, "new", whole=True)
+    section = own_images.make_section(
+        str(tmp_path), parent_config=theirs, all_rows=True
+    )
     data = own_images.read_images(section)
     assert len(data.train.label) == 12 and data.test is None
 

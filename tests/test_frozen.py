@@ -148,7 +148,7 @@ def test_every_row_of_a_task_counts_once():
     label[7] = -1
     plain, blank = lambda x: x / 255.0, optax.identity()
     components = core.Parts(
-        dense_net.Flat(3), plain, blank, plain, CLASSES, plain=plain
+        dense_net.Flat(3), plain, blank, plain, CLASSES, eval_transform=plain
     )
     rule = frozen.Rule(
         start=lambda key, dim, classes: (jnp.zeros(classes), 0.0, jnp.zeros(dim)),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from helpers import graph_sets, twins
-from jaxcl.data import graphs
+from jaxcl.data import graph_arrays
 from jaxcl.nets import gcn, gin
 
 SMALL = dict(nodes=30, edges=80, graphs=5)
@@ -102,7 +102,7 @@ NETS = {
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("name", NETS)
 def test_equals_dense_matrices_in_float64(name, train):
-    net, batch = NETS[name], graphs.pad_batch(MADE, ROWS, **SMALL)
+    net, batch = NETS[name], graph_arrays.pad_batch(MADE, ROWS, **SMALL)
     tree = variables(net, batch)
     want, want_stats = np_net(net, tree["params"], tree["batch_stats"], batch, train)
     if train:
@@ -119,7 +119,7 @@ def test_equals_dense_matrices_in_float64(name, train):
 
 @pytest.mark.parametrize("name", NETS)
 def test_gradients_equal_differences_of_the_twin(name):
-    net, batch = NETS[name], graphs.pad_batch(MADE, ROWS, **SMALL)
+    net, batch = NETS[name], graph_arrays.pad_batch(MADE, ROWS, **SMALL)
     tree = jax.tree.map(np.asarray, variables(net, batch))
     leaves, structure = jax.tree.flatten(tree["params"])
     leaves = [np.asarray(leaf, np.float64) for leaf in leaves]
@@ -173,7 +173,7 @@ DROPS = gcn.GCN(width=4, dropout=0.4)
 @pytest.mark.parametrize("net", [DROPS, NETS["literature"]], ids=["gcn", "gin"])
 def test_filling_changes_nothing(net, layout):
     key = jax.random.key(1) if net is DROPS else None
-    small, large = (graphs.pad_batch(MADE, ROWS, **x) for x in (SMALL, layout))
+    small, large = (graph_arrays.pad_batch(MADE, ROWS, **x) for x in (SMALL, layout))
     tree = variables(net, small)
     want, want_stats = train_apply(net, tree, small, key)
     got, stats = train_apply(net, tree, large, key)
@@ -184,7 +184,7 @@ def test_filling_changes_nothing(net, layout):
 
 @pytest.mark.parametrize("net", [DROPS, NETS["literature"]], ids=["gcn", "gin"])
 def test_what_the_filling_holds_does_not_matter(net):
-    batch = graphs.pad_batch(MADE, ROWS, **LARGE)
+    batch = graph_arrays.pad_batch(MADE, ROWS, **LARGE)
     features = np.where(batch.node_mask[:, None], batch.features, np.nan)
     senders = np.where(batch.edge_mask, batch.senders, 0)
     receivers = np.where(batch.edge_mask, batch.receivers, len(features) - 1)
@@ -209,14 +209,14 @@ def test_what_the_filling_holds_does_not_matter(net):
 
 def test_masked_nodes_and_edges_are_as_if_they_were_not_there():
     whole = graph_sets.graph_set([[(0, 1), (1, 2), (2, 3)], [(0, 1)]], [4, 2])
-    batch = graphs.pad_batch(whole, [0, 1], nodes=8, edges=10, graphs=2)
+    batch = graph_arrays.pad_batch(whole, [0, 1], nodes=8, edges=10, graphs=2)
     gone = ~np.isin(np.arange(8), [1])
     live = batch.edge_mask & gone[batch.senders] & gone[batch.receivers]
     batch = batch._replace(node_mask=batch.node_mask & gone, edge_mask=live)
     part = graph_sets.graph_set(
         [[(1, 2)], [(0, 1)]], [3, 2], whole.features[[0, 2, 3, 4, 5]]
     )
-    want = graphs.pad_batch(part, [0, 1], nodes=5, edges=4, graphs=2)
+    want = graph_arrays.pad_batch(part, [0, 1], nodes=5, edges=4, graphs=2)
     net = NETS["wide"]
     tree = variables(net, batch)
     chex.assert_trees_all_close(
@@ -232,7 +232,7 @@ def test_masked_nodes_and_edges_are_as_if_they_were_not_there():
 
 def test_dropout_zeroes_entries_by_themselves_and_scales_the_rest():
     loose = graph_sets.graph_set([[]] * 10, [200] * 10)
-    batch = graphs.pad_batch(loose, range(10), nodes=2000, edges=1, graphs=10)
+    batch = graph_arrays.pad_batch(loose, range(10), nodes=2000, edges=1, graphs=10)
     x = jnp.arange(1.0, 17.0) * jnp.ones((2000, 1))
     y = np.asarray(gcn.dropout(jax.random.key(0), x, batch, rate=0.3)) / x
     values = np.unique(np.round(y, 4))

@@ -216,7 +216,9 @@ def gradients_twin(logits, features, stored, label, weight, alpha, beta):
 
 def judged(state, images):
     """Features and logits in evaluation mode, float64."""
-    out, _ = NET(state.params, state.stats, toy.parts().plain(images), train=False)
+    out, _ = NET(
+        state.params, state.stats, toy.parts().eval_transform(images), train=False
+    )
     return (np.asarray(x, np.float64) for x in (out.features, out.logits))
 
 
@@ -264,7 +266,7 @@ def test_a_step_is_the_equation(place, scale):
     np.testing.assert_array_equal(found.items["task"][at], int(state.task))
     np.testing.assert_array_equal(found.items["weight"][at], 1)
     chex.assert_trees_all_equal(new.extra.memory, extra.memory)
-    logits = made.predict(new, toy.parts().plain(FIRST["image"]))
+    logits = made.predict(new, toy.parts().eval_transform(FIRST["image"]))
     assert np.isfinite(logits).all()  # of classes that never came, too
 
 

@@ -137,7 +137,7 @@ def test_the_fit_is_the_equation(mixing, schedule, monkeypatch):
     state = stored()
     key = jax.random.fold_in(core.step_key(state), gdumb._FIT)
     net = online.build_network(parts(), "linear")
-    images = parts().plain(ROWS["image"])
+    images = parts().eval_transform(ROWS["image"])
     params, stats = jax.jit(net.init)(key, images[:1])
     images = 1 - images if mixing else images
     buf = jax.tree.map(jnp.zeros_like, params)
@@ -179,7 +179,7 @@ def test_the_fit_is_a_function_of_memory_and_key():
             chex.assert_trees_all_close(
                 method.eval_state(changed).params, first.params, rtol=1e-3
             )
-    with sharding.for_elsewhere():
+    with sharding.compile_target():
         looped = fitted(state, {"augment": "replay"}, **options)
     chex.assert_trees_all_close(looped.params, first.params, rtol=1e-3, atol=1e-4)
     plain = fitted(state, **options)  # config.replay.augment is heard

@@ -140,7 +140,7 @@ def test_agem_projection():
 # Steps
 
 CLASSES, LR, TASKS = 6, online_toy.LR, 4
-FOR_ACCELERATORS = sharding.for_elsewhere  # a loop is not written out
+FOR_ACCELERATORS = sharding.compile_target  # a loop is not written out
 
 
 def parts(size=6):
@@ -180,7 +180,10 @@ def started():
 
 @jax.jit
 def slope(params, stats, rows):
-    net, images = online.build_network(parts(), "linear"), parts().plain(rows["image"])
+    net, images = (
+        online.build_network(parts(), "linear"),
+        parts().eval_transform(rows["image"]),
+    )
     return online_toy.slope(net, params, stats, images, [(1.0, rows["label"])])
 
 

@@ -9,8 +9,7 @@ import shutil
 import pytest
 
 from helpers import pages, processes
-from jaxcl.run import results as results_lib
-from jaxcl.update import lineage
+from jaxcl.run import result_file, updates
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "getting_started.md").read_text()
@@ -99,8 +98,8 @@ def test_the_page_runs_and_leaves_what_it_names(tmp_path):
         "cost of 5 tasks: ",
     ):
         assert word in printed[0]
-    results = results_lib.read_results(tmp_path / "runs" / "quickstart")
-    measures = results_lib.summary(results)["predict/class_incremental"]
+    results = result_file.read_results(tmp_path / "runs" / "quickstart")
+    measures = result_file.summary(results)["predict/class_incremental"]
     assert printed[1].split("]]")[1].split()[0] == str(measures["average_accuracy"])
     config = json.loads((tmp_path / "runs" / "finetune" / "config.json").read_text())
     assert config["method"]["name"] == "finetune"
@@ -108,14 +107,14 @@ def test_the_page_runs_and_leaves_what_it_names(tmp_path):
     assert config["scenario"] == {"name": "joint", "num_tasks": 1}
     assert "finetune" in printed[4]
     mine = tmp_path / "runs" / "mine"
-    results = results_lib.read_results(mine)
+    results = result_file.read_results(mine)
     assert len(results["task_names"]) == 1
-    judged = results_lib.read_results(tmp_path / "runs" / "outlines")
-    accuracy = results_lib.summary(judged)["linear/class_incremental"][
+    judged = result_file.read_results(tmp_path / "runs" / "outlines")
+    accuracy = result_file.summary(judged)["linear/class_incremental"][
         "average_accuracy"
     ]
     assert 0.1 < accuracy < 1 and judged["checkpoint"]["path"] == "runs/mine"
-    update = lineage.read_report(mine / "updates" / "0001")
+    update = updates.read_report(mine / "updates" / "0001")
     assert update["accepted"]
     (told,) = (text for text in printed if "Search index: " in text)
     assert "% before" in told and "Accepted" in told

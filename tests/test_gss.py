@@ -196,7 +196,7 @@ def compiled(gradients, platform):
 
 def vectors(state, gradients, rows, mask=None):
     """Of groups in the shape of the mask; None: one group for each row."""
-    images, label = toy.parts().plain(rows["image"]), rows["label"]
+    images, label = toy.parts().eval_transform(rows["image"]), rows["label"]
     mask = jnp.ones((len(label), 1), bool) if mask is None else jnp.asarray(mask)
     images, label = images.reshape(*mask.shape, 8, 8, 1), label.reshape(mask.shape)
     found = compiled(gradients, sharding.platform())(state, images, label, mask)
@@ -212,13 +212,15 @@ def test_gradients_of_groups():
     # In evaluation mode rows know nothing of each other.
     np.testing.assert_allclose(groups[0], single[:3].mean(0), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(groups[1], single[[3, 5]].mean(0), rtol=1e-4, atol=1e-6)
-    with sharding.for_elsewhere():
+    with sharding.compile_target():
         mapped = vectors(state, "all", FIRST, mask)
     np.testing.assert_allclose(mapped, groups, rtol=1e-4, atol=1e-6)
     head = vectors(state, "head", FIRST)
     np.testing.assert_allclose(head, single[:, -head.shape[1] :], rtol=1e-4, atol=1e-6)
     # The head's in closed form: (p - y) and its product with the features.
-    out, _ = NET(state.params, state.stats, toy.parts().plain(images), train=False)
+    out, _ = NET(
+        state.params, state.stats, toy.parts().eval_transform(images), train=False
+    )
     logits, features = (np.asarray(x, np.float64) for x in (out.logits, out.features))
     errors = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     errors -= np.eye(toy.CLASSES)[np.asarray(label)]
@@ -270,7 +272,7 @@ def test_references_are_disjoint_draws_of_images_as_they_are():
     )
     assert counts.all() and images.shape[:2] == (3, 2)
     found = np.sort(np.reshape(images, (6, -1)), axis=0)
-    want = np.sort(np.reshape(made.plain(FIRST["image"]), (6, -1)), axis=0)
+    want = np.sort(np.reshape(made.eval_transform(FIRST["image"]), (6, -1)), axis=0)
     np.testing.assert_array_equal(found, want)
 
 

@@ -14,11 +14,12 @@ import pytest
 from PIL import Image
 
 from helpers import toy
-from jaxcl.config import build, checks, command
+from jaxcl import cli
+from jaxcl.config import build, checks, resolve, sections
 from jaxcl.data import (
-    files,
     from_graphs,
     identity,
+    image_files,
     listing,
     prefetch,
     sources,
@@ -87,7 +88,7 @@ def test_a_pipe_among_the_images(tmp_path):
     os.mkfifo(root / "train" / "class0" / "pipe.jpg")
     data = sources.load("image_folder", path=str(root))
     row = [data.train.load.name(i)[-8:] for i in range(6)].index("pipe.jpg")
-    with pytest.raises(files.Unreadable, match="pipe.jpg"):
+    with pytest.raises(image_files.Unreadable, match="pipe.jpg"):
         data.train.load(row)
 
 
@@ -125,10 +126,10 @@ def test_a_file_or_link_of_another_kind_is_said_when_it_is_read(tmp_path):
     (tmp_path / "b.png").symlink_to("b.png")  # leads to itself
     names = listing.images(str(tmp_path))
     assert [os.path.basename(name) for name in names] == ["a.png", "b.png"]
-    how = files.Decoding("pillow")
-    reader = files.of_files(str(tmp_path), [b"a.png", b"b.png"], how)
+    how = image_files.Decoding("pillow")
+    reader = image_files.of_files(str(tmp_path), [b"a.png", b"b.png"], how)
     for row in range(2):
-        with pytest.raises(files.Unreadable, match=f"{'ab'[row]}.png"):
+        with pytest.raises(image_files.Unreadable, match=f"{'ab'[row]}.png"):
             reader(row)
 
 
@@ -169,8 +170,8 @@ def peak(function) -> int:
 @pytest.mark.parametrize("data", [png(25_000, 25_000), jpeg(60_000, 60_000)])
 def test_an_image_of_too_many_pixels_is_refused_by_its_header(data, decoder):
     def decode(**options):
-        with pytest.raises(files.Unreadable, match=r"x.img.*max_pixels="):
-            files.Decoding(decoder, **options)(data, "x.img")
+        with pytest.raises(image_files.Unreadable, match=r"x.img.*max_pixels="):
+            image_files.Decoding(decoder, **options)(data, "x.img")
 
     assert peak(decode) < 10e6
     decode(max_pixels=10**8)
@@ -181,14 +182,13 @@ def test_pillows_own_limit_is_that_of_the_process(decoder, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 40)
     stream = io.BytesIO()
     Image.fromarray(np.full((10, 20, 3), 90, np.uint8)).save(stream, "PNG")
-    decode = files.Decoding(decoder, max_pixels=200)
-    with pytest.raises(files.Unreadable, match="MAX_IMAGE_PIXELS=40"):
+    decode = image_files.Decoding(decoder, max_pixels=200)
+    with pytest.raises(image_files.Unreadable, match="MAX_IMAGE_PIXELS=40"):
         decode(stream.getvalue(), "x")
     assert Image.MAX_IMAGE_PIXELS == 40
-    with pytest.raises(SystemExit):
-        command.parse_flags(["jaxcl", "--config=no_such_config"])
+    assert cli.main(["train", "no_such_config"]) == 2
     assert (decode(stream.getvalue(), "x") == 90).all()
-    with pytest.raises(files.Unreadable, match="max_pixels=199"):
+    with pytest.raises(image_files.Unreadable, match="max_pixels=199"):
         decode._replace(max_pixels=199)(stream.getvalue(), "x")
 
 
@@ -199,7 +199,7 @@ def test_the_limit_on_pixels_is_an_option_of_the_source(decoder, tmp_path):
     data = sources.load("image_folder", **load, max_pixels=200)
     assert data.train.load(0).shape == (10, 20, 3)
     data = sources.load("image_folder", **load, max_pixels=199)
-    with pytest.raises(files.Unreadable, match=r"10 x 20 pixels.*max_pixels=199"):
+    with pytest.raises(image_files.Unreadable, match=r"10 x 20 pixels.*max_pixels=199"):
         data.train.load(0)
 
 
@@ -208,7 +208,7 @@ def test_a_line_of_pixels_is_not_blown_up(tmp_path):
     assert crop(np.zeros((1, 100, 3), np.uint8)).shape == (64, 64, 3)
     image(tmp_path / "a" / "x.png", size=(1, 70_000))
     data = sources.load("image_folder", path=str(tmp_path), test=0.0, size=64)
-    with pytest.raises(files.Unreadable, match=r"x.png.*1 x 70000"):
+    with pytest.raises(image_files.Unreadable, match=r"x.png.*1 x 70000"):
         data.train.load(0)
 
 
@@ -394,7 +394,7 @@ def test_classes_that_are_judged_and_not_trained_on_are_counted(tmp_path, caplog
         np.savez(path, **train, **judged)
         section = {"name": "npz", "path": path}
         config = toy.config(data=section, batch_size=2, evaluators={})
-        top = build.sections.read_top(config.to_dict())
+        top = sections.read_top(resolve.resolve(config.to_dict()))
         tasks = build.sections.read_tasks(section, {"name": "joint"}, 0)()
         with caplog.at_level("WARNING"):
             caplog.clear()
@@ -448,7 +448,7 @@ def test_a_run_tells_duplicates_where_that_is_quick_or_asked_for(
     for asked, rows in ((None, 10**6), (None, 10), (True, 10), (False, 10**6)):
         monkeypatch.setattr(identity, "ROWS", rows)
         config.duplicates = asked
-        top = build.sections.read_top(config.to_dict())
+        top = sections.read_top(resolve.resolve(config.to_dict()))
         checks.check_data(top, tasks, tmp_path / f"{asked}{rows}")
     assert len(told) == 2 and told[0] == told[1] and "1 rows of test" in told[0]
 
@@ -458,7 +458,7 @@ def test_an_evaluation_of_the_middle_of_images_is_said(tmp_path, caplog, resize,
     section = {"name": "digits"}
     config = toy.config(data=section, evaluators={})
     config.augment = {"size": 32, "resize": resize}
-    top = build.sections.read_top(config.to_dict())
+    top = sections.read_top(resolve.resolve(config.to_dict()))
     tasks = build.sections.read_tasks(section, {"name": "joint"}, 0)()
     with caplog.at_level("WARNING"):
         checks.check_data(top, tasks, tmp_path)

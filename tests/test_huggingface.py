@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
-from jaxcl.data import files, from_huggingface, sources
+from jaxcl.config import own_images
+from jaxcl.data import from_huggingface, image_files, sources
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (7, 6, 5, 3), np.uint8)
@@ -136,12 +137,12 @@ def test_options_reach_the_rows(tmp_path):
     assert some.train.label.tolist() == [1, 0, 1]
     np.testing.assert_array_equal(some.train.load(1), PIXELS[2])
     for options, words in (
-        ({"train_split": "all"}, r"train_split = 'all'.*\['test', 'train'\]"),
-        ({"validation_split": "val"}, "validation_split = 'val'"),
-        ({"image_key": "img"}, r"image_key = 'img'.*\['image', 'label'\]"),
-        ({"label_key": "fine"}, "label_key = 'fine'"),
-        ({"image_key": "label"}, "image_key = 'label'"),
-        ({"label_key": "image"}, "label_key = 'image'"),
+        ({"train_split": "all"}, r"train_split='all'.*\['test', 'train'\]"),
+        ({"validation_split": "val"}, "validation_split='val'"),
+        ({"image_key": "img"}, r"image_key='img'.*\['image', 'label'\]"),
+        ({"label_key": "fine"}, "label_key='fine'"),
+        ({"image_key": "label"}, "image_key='label'"),
+        ({"label_key": "image"}, "label_key='image'"),
         ({"max_pixels": 20}, "max_pixels=20"),
         ({"decoder": "turbo"}, "decoder='turbo'"),
     ):
@@ -223,7 +224,7 @@ def test_images_that_are_none(image, kind, tmp_path):
     made = pa.table({"image": pa.array([image], kind), "label": [0]})
     write_arrow(tmp_path, made, parts=1)
     data = load(tmp_path, test_split=None, channels=1, max_pixels=8)
-    with pytest.raises(files.Unreadable, match=r"\(row 0\)"):
+    with pytest.raises(image_files.Unreadable, match=r"\(row 0\)"):
         data.train.load(0)
 
 
@@ -320,7 +321,7 @@ def test_files_that_number_their_classes_otherwise(tmp_path):
             ((train, table(ROWS["test"], label=["1", "ant"]), test), "text"),
         )
     ):
-        with pytest.raises(ValueError, match=f"label_key = 'label': .*{words}"):
+        with pytest.raises(ValueError, match=f"label_key='label': .*{words}"):
             load(written(str(number), *parts))
     # Names that only one split gives hold for all.
     assert load(written("bare", table(ROWS["train"], ()), test)).class_names == NAMES
@@ -331,7 +332,7 @@ def test_files_that_number_their_classes_otherwise(tmp_path):
 )
 def test_several_sets_in_a_folder_are_not_mixed(names, tmp_path):
     root = in_parquet(tmp_path, names)
-    for read in (load, sources.section_of):
+    for read in (load, own_images.make_section):
         with pytest.raises(ValueError, match="folders"):
             read(root)
 
@@ -353,7 +354,7 @@ def test_a_path_says_how_a_set_is_read(write, told, tmp_path):
     root = tmp_path / "set"
     write(root)
     (root / "dataset_info.json").write_text("{}")  # `datasets` writes one, as TFDS
-    section = sources.section_of(root)
+    section = own_images.make_section(root)
     held_out = {} if told.get("test_split") else {"test_split": None, "test": 0.2}
     keys = {"image_key": "image", "label_key": "label", "train_split": "train"}
     named = {"name": "huggingface", "path": str(root)}
@@ -412,12 +413,12 @@ def test_what_the_real_library_saves(tmp_path):
         data = load(tmp_path / root)
         check(data)
         assert data.class_names == NAMES
-        with pytest.raises(ValueError, match="image_key = 'array'"):
+        with pytest.raises(ValueError, match="image_key='array'"):
             load(tmp_path / root, image_key="array")
-        section = sources.section_of(tmp_path / root)
+        section = own_images.make_section(tmp_path / root)
         assert section["name"] == "huggingface" and section["test_split"] == "test"
         check(sources.load(**section))
-    assert sources.section_of(tmp_path / "some")["test"] == 0.2
+    assert own_images.make_section(tmp_path / "some")["test"] == 0.2
     some = load(tmp_path / "some", test_split=None).train
     assert some.label.tolist() == LABELS[[4, 0, 2]].tolist()
     np.testing.assert_array_equal(some.load(1), PIXELS[0])

@@ -17,7 +17,7 @@ from jaxcl.methods import icarl, online
 from jaxcl.methods.online import means as means_lib
 
 FIRST, SECOND, LATER = toy.FIRST, toy.SECOND, toy.batch(2, [3, 2, 3, 3, 2, 3])
-NET, PLAIN = online.build_network(toy.parts(), "linear"), toy.parts().plain
+NET, PLAIN = online.build_network(toy.parts(), "linear"), toy.parts().eval_transform
 FEATURES = jax.jit(
     lambda params, stats, rows: NET(params, stats, PLAIN(rows), train=False)[0].features
 )
@@ -141,7 +141,7 @@ def test_the_nearest_mean_wins(form, mirror, chunk, monkeypatch):
     expected = nearest(state, images, form, mirror)
     assert np.isneginf(expected).all(axis=0).tolist() == [False] * 3 + [True] * 2
     ready = method.eval_state(state)
-    queries = toy.parts().plain(images)
+    queries = toy.parts().eval_transform(images)
     for judged in (ready, state):
         found = jax.jit(method.predict)(judged, queries)
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)

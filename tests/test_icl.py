@@ -18,7 +18,7 @@ from jax import flatten_util
 from helpers import loss_twins as f64
 from helpers import twins
 from jaxcl import core, optim, sharding
-from jaxcl.data import graph_batches, graphs, scenarios, stream, toys
+from jaxcl.data import graph_arrays, graph_batches, scenarios, stream, toys
 from jaxcl.data.augment import graphs as augment_graphs
 from jaxcl.losses import incremental
 from jaxcl.methods import icl
@@ -230,7 +230,7 @@ close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=3e-5)
 )
 def test_a_meta_step_is_the_equation(steps, second_order, unroll):
     inner = LR if steps == 1 else 0.5
-    with sharding.for_elsewhere(platform="cpu" if unroll else "any"):
+    with sharding.compile_target(platform="cpu" if unroll else "any"):
         method = make(
             parts(), inner_steps=steps, second_order=second_order, inner_lr=inner
         )
@@ -364,7 +364,7 @@ def test_both_agents_set_rates_of_plain_sgd():
 )
 def test_every_inner_action_has_its_reward(second_order, unroll):
     """By the next batch's loss; by that of its own batch if it is the last."""
-    with sharding.for_elsewhere(platform="cpu" if unroll else "any"):
+    with sharding.compile_target(platform="cpu" if unroll else "any"):
         method = make(
             heavy(),
             learnt_rate=True,
@@ -446,7 +446,7 @@ def test_one_agent_sets_the_rates_without_meta():
 def test_the_first_task_is_nce_one_by_the_optimiser():
     method = make(learnt_rate=True, agent=RATES)
     state, given = under_way(method, task(index=0)), batch(15)
-    assert method.parts(task(index=0)) == 1
+    assert method.batches_per_step(task(index=0)) == 1
     after, metrics = step(method, state, given)
     theta = numbers(state.params)
     loss = functools.partial(nce_one, given=given)
@@ -501,10 +501,10 @@ def test_strategies_read_their_rows():
             few = strategy in ("finetune", "distill")
             np.testing.assert_array_equal(source.rows, new if few else every)
         assert (source.order is stream.epoch_order) == (strategy != "icl")
-        assert method.parts(task(index=0)) == 1
-        assert method.parts(the_task) == (10 if strategy == "icl" else 1)
-    assert make(strategy="icl", inner_steps=2).parts(the_task) == 6
-    assert make(strategy="icl", meta=False).parts(the_task) == 2
+        assert method.batches_per_step(task(index=0)) == 1
+        assert method.batches_per_step(the_task) == (10 if strategy == "icl" else 1)
+    assert make(strategy="icl", inner_steps=2).batches_per_step(the_task) == 6
+    assert make(strategy="icl", meta=False).batches_per_step(the_task) == 2
     share = {0.0: 5, 1.0: 25}
     for value, count in share.items():
         method = make(strategy="replay", replay_share=value)
@@ -687,7 +687,10 @@ def test_inner_steps_are_those_of_the_paper():
     assert orders.inner_steps(orders.growth(task(old=12, new=8))) == 2
     method = make(strategy="icl")
     for old, new, steps in ((12, 8, 2), (7, 6, 1), (23, 11, 2), (16, 5, 3), (18, 5, 4)):
-        assert method.parts(task(old=old, new=new)) == 2 * steps + 2, (old, new)
+        assert method.batches_per_step(task(old=old, new=new)) == 2 * steps + 2, (
+            old,
+            new,
+        )
 
 
 def test_an_order_with_meta():
@@ -756,7 +759,7 @@ ROWS = np.array([3, 8, 1, 12, -1, -1], np.int32)
 
 def shaken(key, given):
     """Noise on the features that only the place in the batch decides."""
-    keys = graphs.node_keys(key, given)
+    keys = graph_arrays.node_keys(key, given)
     noise = jax.vmap(lambda k: jax.random.normal(k, given.features.shape[1:]))(keys)
     return given._replace(features=given.features + 0.5 * noise)
 
@@ -796,9 +799,9 @@ def test_a_step_of_graphs(name):
         state = jax.jit(method.init)(jax.random.key(0), blank)
     else:
         state = begun(graph_passes("augmented", 0, 0.5), blank)
-    source, count = method.source(state, the_task), method.parts(the_task)
+    source, count = method.source(state, the_task), method.batches_per_step(the_task)
     feed = graph_batches.batches(
-        source, seed=0, task=1, epochs=1, batch_size=B, parts=count
+        source, seed=0, task=1, epochs=1, batch_size=B, num_batches=count
     )
     # The last one has fewer graphs.
     given = [each for each in feed if (each["index"] < 0).any()][-1]
@@ -812,7 +815,9 @@ def test_a_step_of_graphs(name):
     # Room for more nodes and edges changes nothing.
     room = given["graph"].features.shape[-2] + 7, given["graph"].senders.shape[-1] + 9
     rows = np.atleast_2d(given["index"])
-    padded = graphs.pad_parts(SET.train.graphs, rows, (graphs.Budget(*room, B),))
+    padded = graph_arrays.pad_batches(
+        SET.train.graphs, rows, (graph_arrays.Budget(*room, B),)
+    )
     if count == 1:
         padded = part(padded, 0)
     again, more = step(method, state, given | {"graph": padded})
@@ -830,7 +835,7 @@ def graph_passes(anchors, output_dim=2, dropout=0.0):
 
 def graph_part(rows):
     return graph_batches._padded(
-        SET.train, rows[None], (graphs.Budget(64, 128, len(rows)),), False
+        SET.train, rows[None], (graph_arrays.Budget(64, 128, len(rows)),), False
     )
 
 

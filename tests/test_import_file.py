@@ -16,8 +16,10 @@ import safetensors.numpy as st
 import jaxcl
 from helpers import foreign_weights
 from helpers.foreign_weights import FAMILIES, SMALL, write
-from jaxcl.run import folder as folder_lib
+from jaxcl import cli
+from jaxcl.run import encoder_folder
 from jaxcl.weights import (
+    architectures,
     encoder,
     files,
     import_file,
@@ -54,7 +56,7 @@ def test_the_names_of_every_library_are_found_and_read(family, tmp_path):
         if name != "image_size" or section["positions"] == "learned":
             value = list(value) if isinstance(value, tuple) else value
             assert section[name] == value, name
-    saved = st.load((out / folder_lib.TENSORS).read_bytes())
+    saved = st.load((out / encoder_folder.TENSORS).read_bytes())
     assert saved.keys() == ours.keys()
     for name, x in ours.items():
         np.testing.assert_array_equal(saved[name], x, err_msg=name)
@@ -106,7 +108,7 @@ def test_the_padding_of_a_small_stem_is_asked_for(tmp_path):
     with pytest.raises(ValueError, match="3 x 3.*--stem-padding"):
         import_file.import_file(source, "resnet", str(tmp_path / "out"), size=32)
     asked = [f"--from={source}", "--architecture=resnet", f"--out={tmp_path / 'out'}"]
-    assert import_file.main([*asked, "--size=32", "--stem-padding=2"]) == 0
+    assert cli.main(["import", *asked, "--size=32", "--stem-padding=2"]) == 0
     made = jaxcl.load_encoder(tmp_path / "out").card["encoder"]
     assert (made["stem"], made["stem_padding"]) == ("cifar", 2)
 
@@ -201,7 +203,7 @@ def test_one_of_two_networks_is_chosen_by_its_prefix(tmp_path):
     source = write(tmp_path / "file.safetensors", both)
     chosen = PREPARED | {"prefix": "model.teacher.backbone"}
     card = import_file.import_file(source, "dino", str(tmp_path / "out"), **chosen)
-    saved = st.load((tmp_path / "out" / folder_lib.TENSORS).read_bytes())
+    saved = st.load((tmp_path / "out" / encoder_folder.TENSORS).read_bytes())
     np.testing.assert_array_equal(saved["params/class"], two[1]["class"])
     assert card["imported"]["others"] == len(one[0])
 
@@ -213,20 +215,55 @@ def test_the_command_and_what_it_prints(tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps(stated))
     asked = [f"--from={source}", f"--out={tmp_path / 'out'}", "--size=12"]
     asked += ["--architecture=vit", "--mean=0.5", "--std=0.2,0.3,0.4"]
-    assert import_file.main(asked) == 0
+    assert cli.main(["import", *asked]) == 0
     printed = capsys.readouterr().out
+    assert "cuts" not in printed  # images of the network's size stay whole
     assert "heads=4 epsilon=1e-07" in printed and "0.2, 0.3, 0.4" in printed
-    assert import_file.main(asked) == 0  # the same again
-    assert import_file.main([*asked, "--features=mean"]) == 0  # the same tensors
+    assert cli.main(["import", *asked]) == 0  # the same again
+    assert cli.main(["import", *asked, "--features=mean"]) == 0  # the same tensors
     made = jaxcl.load_encoder(tmp_path / "out")
     assert made.card["encoder"]["features"] == "mean" and made.num_features == 16
     other = write(tmp_path / "other.safetensors", foreign("transformers", 3)[0])
     capsys.readouterr()
-    assert import_file.main([f"--from={other}", *asked[1:]]) == 2
+    assert cli.main(["import", f"--from={other}", *asked[1:]]) == 2
     assert str(tmp_path / "out") in capsys.readouterr().err
     (tmp_path / "config.json").write_text(json.dumps(stated | {"hidden_act": "relu"}))
-    assert import_file.main(asked) == 2
+    assert cli.main(["import", *asked]) == 2
     assert "'relu'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "name, family",
+    [
+        ("vit_tiny_patch16_224", "augreg"),
+        ("timm/vit_base_patch16_224.augreg2_in21k_ft_in1k", "augreg"),
+        ("google/vit-base-patch16-224", "augreg"),
+        ("vit_base_patch16_224.mae", "mae"),
+        ("facebook/vit-mae-base", "mae"),
+        ("vit_small_patch16_224.dino", "dino"),
+        ("dino_vits16", "dino"),
+        ("dinov2_vits14", "dinov2"),
+        ("vit_small_patch14_dinov2.lvd142m", "dinov2"),
+        ("facebook/dinov3-vits16-pretrain-lvd1689m", "dinov3"),
+        ("facebook/dinov3-convnext-tiny-pretrain-lvd1689m", "dinov3_convnext"),
+        ("deit3_small_patch16_224.fb_in1k", "deit3"),
+        ("facebook/deit-tiny-patch16-224", "deit"),
+        ("convnext_tiny.fb_in1k", "convnext"),
+        ("microsoft/resnet-50", "resnet"),
+        ("resnet18", "resnet"),
+    ],
+)
+def test_a_published_name_has_its_family(name, family):
+    assert architectures.find_family(name) == family
+    assert architectures.look_up(name) == architectures.ARCHITECTURES[family]
+
+
+def test_published_names_of_other_networks_are_refused_and_sizes_are_read():
+    for name in ("vit_base_patch16_clip_224.openai", "eva02_tiny", "resnext50"):
+        with pytest.raises(ValueError, match=f"--architecture='{name}'"):
+            architectures.look_up(name)
+    images = architectures.look_up("vit_base_patch16_384").images
+    assert (images["size"], images["resize"]) == (384, 384)
 
 
 # Wrappers of training code
@@ -392,18 +429,18 @@ def test_the_features_in_the_card_are_checked_when_asked(tmp_path):
     made = jaxcl.load_encoder(out, check=True)
     assert made.check() < 1e-5
     for heads in (4, 2):  # as if no tensor had said it, and somebody had guessed
-        card = json.loads((out / folder_lib.CARD).read_text())
+        card = json.loads((out / encoder_folder.CARD).read_text())
         card["encoder"]["heads"] = heads
-        card["checksum"] = folder_lib.checksum(card)
-        (out / folder_lib.CARD).write_text(json.dumps(card))
+        card["checksum"] = encoder_folder.checksum(card)
+        (out / encoder_folder.CARD).write_text(json.dumps(card))
         jaxcl.load_encoder(out)
         if heads == 4:
             with pytest.raises(ValueError, match="check"):
                 jaxcl.load_encoder(out, check=True)
     assert jaxcl.load_encoder(out, check=True).card["encoder"]["heads"] == 2
     card = {name: value for name, value in card.items() if name != "check"}
-    (out / folder_lib.CARD).write_text(
-        json.dumps(card | {"checksum": folder_lib.checksum(card)})
+    (out / encoder_folder.CARD).write_text(
+        json.dumps(card | {"checksum": encoder_folder.checksum(card)})
     )
     with pytest.raises(ValueError, match="check"):
         jaxcl.load_encoder(out, check=True)

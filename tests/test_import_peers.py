@@ -65,11 +65,11 @@ def check(made, model, images, tolerance=1e-4):
     """Ours and theirs; `model` takes [B, C, H, W] and gives features."""
     with torch.no_grad():
         theirs = model(torch.from_numpy(images.transpose(0, 3, 1, 2).copy())).numpy()
-    ours = jax.jit(lambda p, s, x: made.apply(p, s, x)[0])(
+    result = jax.jit(lambda p, s, x: made.apply(p, s, x)[0])(
         made.params, made.stats, images
     )
-    assert ours.shape == theirs.shape and np.std(theirs, axis=0).max() > 1e-2
-    np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance)
+    assert result.shape == theirs.shape and np.std(theirs, axis=0).max() > 1e-2
+    np.testing.assert_allclose(result, theirs, rtol=tolerance, atol=tolerance)
 
 
 TIMM = {
@@ -101,12 +101,12 @@ def timm_vit(gated=False, **options):
 def test_transformers_of_timm(name, tmp_path):
     architecture, options = TIMM[name]
     model = timm_vit(**options)
-    made = imported(tmp_path, state_of(model), architecture, size=24, **PREPARED)
-    check(made, model, images_of(24, 24))
+    encoder = imported(tmp_path, state_of(model), architecture, size=24, **PREPARED)
+    check(encoder, model, images_of(24, 24))
     if name in ("vit", "dinov2-registers"):
-        check(made, model, images_of(16, 40))  # positions are resized
+        check(encoder, model, images_of(16, 40))  # positions are resized
     # And back: what --torch writes is what timm had.
-    state = pytorch.torch_state(made)
+    state = pytorch.torch_state(encoder)
     assert state.keys() == model.state_dict().keys()
     for key, x in model.state_dict().items():
         np.testing.assert_allclose(state[key], x.numpy(), atol=1e-6, err_msg=key)
@@ -227,11 +227,11 @@ def test_transformers_by_the_names_of_their_authors(name, tmp_path):
     model = timm_vit(**options)
     state = as_theirs(state_of(model))
     more = PREPARED | {"prefix": prefix}
-    made = imported(tmp_path, state, architecture, size=24, **more)
-    assert made.card["imported"]["names"] == names
-    check(made, model, images_of(24, 24))
+    encoder = imported(tmp_path, state, architecture, size=24, **more)
+    assert encoder.card["imported"]["names"] == names
+    check(encoder, model, images_of(24, 24))
     if name == "dinov2-registers":  # the other rules are not timm's
-        check(made, model, images_of(16, 40))
+        check(encoder, model, images_of(16, 40))
 
 
 # architecture -> timm's networks that were published under its name
@@ -288,17 +288,17 @@ def test_networks_of_transformers(name, tmp_path):
     out = tmp_path / "out"
     source = str(tmp_path / "model.safetensors")
     import_file.import_file(source, architecture, str(out), size=24, **PREPARED | own)
-    made = jaxcl.load_encoder(out)
+    encoder = jaxcl.load_encoder(out)
     if kind == "ViT":
-        assert made.card["encoder"]["epsilon"] == 1e-12
-    assert made.card["encoder"]["heads"] == HEADS
+        assert encoder.card["encoder"]["epsilon"] == 1e-12
+    assert encoder.card["encoder"]["heads"] == HEADS
     plain = {"interpolate_pos_encoding": True} if kind == "ViT" else {}
 
     def features(x):
         return model(x, **plain).last_hidden_state[:, 0]
 
-    check(made, features, images_of(24, 24))
-    check(made, features, images_of(16, 40))
+    check(encoder, features, images_of(24, 24))
+    check(encoder, features, images_of(16, 40))
 
 
 @pytest.mark.parametrize("depth", [18, 34, 50, 101])
@@ -309,9 +309,9 @@ def test_resnets_of_torchvision(depth, tmp_path):
     torch.save(model.state_dict(), tmp_path / "resnet.pth")
     out = tmp_path / "out"
     import_file.import_file(str(tmp_path / "resnet.pth"), "resnet", str(out))
-    made = jaxcl.load_encoder(out)
+    encoder = jaxcl.load_encoder(out)
     model.fc = torch.nn.Identity()
-    check(made, model, images_of(64, 64))
+    check(encoder, model, images_of(64, 64))
 
 
 # library -> what its names begin with, and what else its files hold
@@ -327,8 +327,8 @@ def test_resnets_of_timm_and_of_its_names(tmp_path):
     model = shaken(timm.create_model("resnet18", pretrained=False, num_classes=0))
     own = state_of(model)
     (tmp_path / "timm").mkdir()
-    made = imported(tmp_path / "timm", own, "resnet")
-    check(made, model, images_of(64, 64))
+    encoder = imported(tmp_path / "timm", own, "resnet")
+    check(encoder, model, images_of(64, 64))
     for library, (prefix, others) in RESNETS.items():
         state = {f"{prefix}{name}": x for name, x in own.items()}
         if library == "moco":  # the encoder of the keys
@@ -339,7 +339,7 @@ def test_resnets_of_timm_and_of_its_names(tmp_path):
         again = imported(tmp_path / library, state, "resnet", **asked)
         assert again.card["imported"]["prefix"] == prefix.removeprefix("module.")
         for name in ("params", "stats"):  # and so the same features
-            chex.assert_trees_all_equal(getattr(again, name), getattr(made, name))
+            chex.assert_trees_all_equal(getattr(again, name), getattr(encoder, name))
     # The plain kind differs in the pixels that it is given.
     (tmp_path / "plain").mkdir()
     plain = imported(tmp_path / "plain", own, "resnet_plain", size=64)
@@ -429,8 +429,8 @@ def test_convnexts_of_transformers(kind, tmp_path):
     import_file.import_file(
         source, "dinov3_convnext" if dinov3 else "convnext", str(out)
     )
-    made = jaxcl.load_encoder(out)
-    check(made, lambda x: model(x).pooler_output, images_of(64, 64))
+    encoder = jaxcl.load_encoder(out)
+    check(encoder, lambda x: model(x).pooler_output, images_of(64, 64))
 
 
 @pytest.mark.parametrize("old, new", [(37, 16), (16, 37), (14, 24), (24, 14), (1, 3)])

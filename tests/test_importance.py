@@ -49,7 +49,7 @@ def penalty(tasks, params):
 def test_the_gradient_is_that_of_the_sum_of_quadratics(tasks):
     params = tree()
     with jax.enable_x64(True):
-        found = importance.gradient(after_tasks(tasks), params, weight=0.7)
+        gradient = importance.gradient(after_tasks(tasks), params, weight=0.7)
 
     def twin(*leaves):
         return 0.7 * penalty(tasks, dict(zip(SHAPES, leaves, strict=True)))
@@ -57,7 +57,7 @@ def test_the_gradient_is_that_of_the_sum_of_quadratics(tasks):
     leaves = [params[name] for name in SHAPES]
     for i, name in enumerate(SHAPES):
         expected = twins.central_difference(twin, leaves, i)
-        np.testing.assert_allclose(found[name], expected, rtol=1e-7)
+        np.testing.assert_allclose(gradient[name], expected, rtol=1e-7)
 
 
 @pytest.mark.parametrize("weight", [0.1, 1e4])
@@ -66,14 +66,14 @@ def test_a_step_never_jumps_over_the_minimum(tasks, weight):
     params, lr = tree(), 0.3
     with jax.enable_x64(True):
         held = jax.tree.map(np.asarray, after_tasks(tasks))
-        found = importance.gradient(held, params, weight=weight, lr=lr)
+        gradient = importance.gradient(held, params, weight=weight, lr=lr)
         plain = importance.gradient(held, params, weight=weight)
     for name in SHAPES:
         minimum = held.anchor[name] / held.precision[name]
         stiff = weight * lr * held.precision[name] > 1
         assert stiff.all() == (weight > 1)
         expected = np.where(stiff, (params[name] - minimum) / lr, plain[name])
-        np.testing.assert_allclose(found[name], expected, rtol=1e-9)
+        np.testing.assert_allclose(gradient[name], expected, rtol=1e-9)
 
 
 def test_a_run_consolidates_at_the_end_of_each_task(tmp_path):

@@ -17,12 +17,12 @@ SOURCES = sorted((ROOT / "jaxcl").rglob("*.py"))
 # row what stands to the right of it.
 ROWS = (
     ("__main__", "main", "cli", "api"),
-    ("report", "estimate", "weights", "update", "index"),
+    ("report", "estimate", "update", "weights", "index"),
     ("config", "run"),
-    ("methods", "evals"),
+    ("evals", "methods"),
     ("nets", "data"),
     ("losses", "memory"),
-    ("sharding", "optim", "metrics", "schema", "lookup", "core")
+    ("plots", "sharding", "optim", "metrics", "schema", "lookup", "core")
     + ("numerics", "errors"),
 )
 RANK = {

@@ -17,29 +17,29 @@ def read(held, **options):
 
 
 def test_the_source_gives_what_was_handed_over():
-    held = in_memory.store_set("mine", IMAGES, labels=LABELS, domains=["b", "a"] * 10)
-    data = read(held)
+    stored = in_memory.store_set("mine", IMAGES, labels=LABELS, domains=["b", "a"] * 10)
+    data = read(stored)
     assert data.name == "mine" and data.test is data.validation is None
-    assert data.train.images is held.examples.images
+    assert data.train.images is stored.examples.images
     assert np.shares_memory(data.train.images, IMAGES)  # not copied
     np.testing.assert_array_equal(data.train.label, LABELS)
     assert data.domain_names == ("a", "b") and data.train.domain.tolist()[:2] == [1, 0]
-    split = read(held, test=0.25)
+    split = read(stored, test=0.25)
     assert len(split.test.label) == 4 and sorted(split.test.label) == [0, 1, 2, 3]
     assert len(split.train.label) == 16
 
 
 def test_labels_are_numbered_in_sorted_order_and_may_be_unknown():
     values = ["dog", None, "cat", "dog"]
-    held = in_memory.store_set("mine", IMAGES[:4], labels=values)
-    assert held.class_names == ("cat", "dog")
-    assert held.examples.label.tolist() == [1, -1, 0, 1]
-    held = in_memory.store_set("mine", IMAGES[:4], labels=[7, -1, 3, 7])
-    assert held.class_names == ("3", "7")
-    assert held.examples.label.tolist() == [1, -1, 0, 1]
+    stored = in_memory.store_set("mine", IMAGES[:4], labels=values)
+    assert stored.class_names == ("cat", "dog")
+    assert stored.examples.label.tolist() == [1, -1, 0, 1]
+    stored = in_memory.store_set("mine", IMAGES[:4], labels=[7, -1, 3, 7])
+    assert stored.class_names == ("3", "7")
+    assert stored.examples.label.tolist() == [1, -1, 0, 1]
     for labels in ([7, -2, 3, 7], [7, None, 3, -2]):
-        held = in_memory.store_set("mine", IMAGES[:4], labels=labels)
-        assert held.class_names == ("3", "7")
+        stored = in_memory.store_set("mine", IMAGES[:4], labels=labels)
+        assert stored.class_names == ("3", "7")
     # Only labelled rows are held out to judge.
     many = np.where(np.arange(20) < 10, LABELS, -1)
     data = read(in_memory.store_set("mine", IMAGES, labels=many), test=0.5)
@@ -50,9 +50,9 @@ def test_labels_are_numbered_in_sorted_order_and_may_be_unknown():
 
 
 def test_a_set_is_found_by_its_bytes_and_other_ones_are_refused_by_name():
-    held = in_memory.store_set("mine", IMAGES, labels=LABELS)
+    stored = in_memory.store_set("mine", IMAGES, labels=LABELS)
     section = in_memory.store_set("mine", IMAGES.copy(), labels=LABELS).section
-    assert section == held.section
+    assert section == stored.section
     changed = IMAGES.copy()
     changed[3, 2, 1, 0] ^= 1
     for other in (
@@ -61,10 +61,10 @@ def test_a_set_is_found_by_its_bytes_and_other_ones_are_refused_by_name():
         in_memory.store_set("mine", IMAGES),
         in_memory.store_set("mine", IMAGES, labels=LABELS, domains=LABELS),
     ):
-        assert other.sha256 != held.sha256
+        assert other.sha256 != stored.sha256
         assert len(read(other).train.label) == 20
-    wanted = held.section
-    del held, other
+    wanted = stored.section
+    del stored, other
     gc.collect()
     still = in_memory.store_set("mine", changed, labels=LABELS)
     with pytest.raises(ValueError) as error:

@@ -26,7 +26,7 @@ from jaxcl.api import index as command
 from jaxcl.data import sources
 from jaxcl.errors import Refused
 from jaxcl.index import canary, kit, maps, onnx_file, order, upgrade, vectors, ways
-from jaxcl.run import folder, train
+from jaxcl.run import encoder_folder, train
 from jaxcl.weights import encoder, writer
 
 IMAGES = {
@@ -66,7 +66,7 @@ def root(tmp_path_factory):
     stats = variables.get("batch_stats", {})
     net = encoder.make_encoder(card, variables["params"], stats)
     leaves = encoder.flatten_leaves(net.params, net.stats)
-    files = {folder.TENSORS: writer.pack_tensors(leaves, "flax")}
+    files = {encoder_folder.TENSORS: writer.pack_tensors(leaves, "flax")}
     workdir = epath.Path(root / "run" / "updates" / "0001")
     writer.write_folder(workdir, files, card | writer.describe(net, files), False)
     digits = sources.load("digits").train.images[:ROWS]
@@ -527,14 +527,14 @@ def test_a_canary_falls_silent_where_index_and_encoder_part(root, tmp_path, caps
     (tmp_path / "lines").write_text("".join(f"x{i}\n" for i in range(ROWS)))
     assert check(mapped, f"--ids={tmp_path / 'lines'}", said="x" and "700 of") == 1
     # Another encoder is served; some vectors are of another one.
-    card = folder.read_card(root / "run/updates/0001")
+    card = encoder_folder.read_card(root / "run/updates/0001")
     (tmp_path / "encoder").mkdir()
-    data = (root / "run/updates/0001" / folder.TENSORS).read_bytes()
-    (tmp_path / "encoder" / folder.TENSORS).write_bytes(data)
+    data = (root / "run/updates/0001" / encoder_folder.TENSORS).read_bytes()
+    (tmp_path / "encoder" / encoder_folder.TENSORS).write_bytes(data)
     card = {k: v for k, v in card.items() if k != "checksum"}
     card["checkpoint"] = {"step": 3, "checksum": 4}
-    card["checksum"] = folder.checksum(card)
-    (tmp_path / "encoder" / folder.CARD).write_text(json.dumps(card))
+    card["checksum"] = encoder_folder.checksum(card)
+    (tmp_path / "encoder" / encoder_folder.CARD).write_text(json.dumps(card))
     assert (
         check(mapped, f"--encoder={tmp_path / 'encoder'}", said="served encoder") == 1
     )

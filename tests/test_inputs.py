@@ -9,8 +9,9 @@ from PIL import Image
 
 import jaxcl
 from jaxcl.api import inputs
+from jaxcl.config import own_images
 from jaxcl.data import sources
-from jaxcl.run import progress
+from jaxcl.run import progress_bar
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (12, 8, 8, 3), np.uint8)
@@ -35,7 +36,7 @@ def tensors():
 
 
 def read(images, **more):
-    (held,) = inputs.make_section(images, name="images", **more).held
+    (held,) = inputs.make_input(images, name="images", **more).stored_sets
     return held.examples, held.class_names
 
 
@@ -111,7 +112,7 @@ def test_paths_of_files(tmp_path):
 
 def test_an_npy_file(tmp_path):
     np.save(path := str(tmp_path / "x.npy"), PIXELS)
-    for give in (sources.section_of, read):
+    for give in (own_images.make_section, read):
         with pytest.raises(ValueError, match=r"x\.npy.*np\.load.*\.npz"):
             give(path)
 
@@ -154,7 +155,7 @@ def test_a_count_in_a_file_is_lines(monkeypatch, terminal):
     stream = io.StringIO()
     stream.isatty = lambda: terminal
     monkeypatch.setattr(sys, "stderr", stream)
-    with progress.count_images(30, 10, every=0.0) as bar:
+    with progress_bar.count_images(30, 10, every=0.0) as bar:
         for _ in range(2):
             bar.update(10)
     text = stream.getvalue()

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from jaxcl.data import from_arrays, scenarios, sources
-from jaxcl.run import results
+from jaxcl.run import result_file
 
 RNG = np.random.default_rng(0)
 
@@ -85,20 +85,22 @@ def test_the_next_task_is_the_last_set(sets):
     assert alone.tasks[1].train.rows.tolist() == [0, 1, 2, 3, 4]
     assert len(alone.tasks[1].earlier) == 0
     for wrong in (1, None):
-        with pytest.raises(ValueError, match=r"num_tasks = .*'after'"):
+        with pytest.raises(ValueError, match="num_tasks=.*must be 2"):
             scenarios.make(data, name="after", num_tasks=wrong, evaluation="none")
 
 
 def test_results_of_a_run_make_room_for_another_task():
-    found = results.empty_results(2, task_names=["a", "b"])
+    found = result_file.empty_results(2, task_names=["a", "b"])
     for task in range(2):
-        found = results.add_task(found, task, {"knn/all": [0.5, 0.5]}, {"x": task}, 3.0)
+        found = result_file.add_task(
+            found, task, {"knn/all": [0.5, 0.5]}, {"x": task}, 3.0
+        )
     found["cost"]["total"] = {"steps": 7}
-    wide = results.make_room(found, ["earlier 1", "earlier 2", "c"])
+    wide = result_file.make_room(found, ["earlier 1", "earlier 2", "c"])
     assert wide["task_names"] == ["a", "b", "c"] and wide["matrices"] == {}
     assert wide["scalars"] == [{"x": 0}, {"x": 1}, None]
     assert wide["cost"]["total"] == {"steps": 7} and wide["seconds"] == [3.0, 3.0, None]
-    assert len(wide["cost"]["per_task"]) == 3 and results.count_finished(wide) == 2
-    assert results.make_room(found, ["x", "y"]) == found
-    added = results.add_task(wide, 2, {}, {}, 1.0)
-    assert results.count_finished(added) == 3
+    assert len(wide["cost"]["per_task"]) == 3 and result_file.count_finished(wide) == 2
+    assert result_file.make_room(found, ["x", "y"]) == found
+    added = result_file.add_task(wide, 2, {}, {}, 1.0)
+    assert result_file.count_finished(added) == 3

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from helpers import config_files
-from jaxcl.run import results as results_lib
+from jaxcl.run import result_file
 
 ROOT = pathlib.Path(__file__).parents[1]
 LAUNCH = ROOT / "launch"
@@ -140,10 +140,10 @@ def test_a_sweep_leaves_out_what_is_finished(capsys, tmp_path):
     ]
     for line, done in zip(lines, (2, 1), strict=False):
         folder = pathlib.Path(line[-1].partition("=")[2])
-        results = results_lib.empty_results(2) | {"finetune": {"knn": [0.5] * 2}}
+        results = result_file.empty_results(2) | {"finetune": {"knn": [0.5] * 2}}
         for task in range(done):
-            results = results_lib.add_task(results, task, {"knn": [0.5] * 2}, {}, 1.0)
+            results = result_file.add_task(results, task, {"knn": [0.5] * 2}, {}, 1.0)
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps({}))
-        results_lib.write_results(folder, results)
+        result_file.write_results(folder, results)
     assert printed() == lines[1:]

@@ -24,7 +24,7 @@ GROWTH = {"scenario": {"name": "growth", "growth": 0.5}}
 )
 def test_a_step_gets_the_images_of_its_rows_which_lie_flat(platform, changes, tmp_path):
     """A TPU would copy all of [N, H, W, C] before it gathers rows."""
-    with sharding.for_elsewhere(platform=platform):
+    with sharding.compile_target(platform=platform):
         work = run_directories.untried(tmp_path, **changes)
         train, task = work.stream.dataset.train, work.stream.tasks[1]
         images = job.resident(work)["image"]

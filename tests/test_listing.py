@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxcl.data import files, identity, listing, sources
+from jaxcl.data import identity, image_files, listing, sources
 
 RNG = np.random.default_rng(0)
 
@@ -143,7 +143,7 @@ def test_a_random_tree_is_read_as_it_is_or_refused_by_name(number, tmp_path):
         number, level, state = truth[name]
         assert names[data.train.label[row]] == classes[number]
         if state == "damaged":
-            with pytest.raises(files.Unreadable, match=re.escape(name)):
+            with pytest.raises(image_files.Unreadable, match=re.escape(name)):
                 data.train.load(row)
         else:
             image = data.train.load(row).astype(int)

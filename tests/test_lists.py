@@ -5,8 +5,7 @@ import pytest
 from PIL import Image
 
 from jaxcl.config import sections
-from jaxcl.data import files as files_lib
-from jaxcl.data import prefetch, sources, stream
+from jaxcl.data import image_files, prefetch, sources, stream
 
 NAMES = ("apple", "big pear", "plum")
 LISTS = {  # pear has no photo to learn from
@@ -178,7 +177,7 @@ def test_missing_images_are_errors_at_once_or_replaced(root, tmp_path):
     options = write(tmp_path, train="late/1.jpg 0\nlate/1.jpg 0")
     data = load(tmp_path, **options)
     late.unlink()
-    with pytest.raises(files_lib.Unreadable, match="late/1.jpg"):
+    with pytest.raises(image_files.Unreadable, match="late/1.jpg"):
         data.train.load(0)
     assert read(tmp_path, **options).train.label.tolist() == [0, 0]
 

@@ -9,8 +9,7 @@ import pytest
 
 from jaxcl.data import storage
 from jaxcl.errors import Refused
-from jaxcl.run import loggers, record
-from jaxcl.run import rows as rows_lib
+from jaxcl.run import log_file, loggers, record
 
 OWN = """
 made = []
@@ -65,7 +64,7 @@ def test_a_logger_of_the_users_own(tmp_path, monkeypatch):
     assert a.rows == b.rows and [row["step"] for row in a.rows] == [1, 2, 3, 4]
     assert c.before == a.rows[:3]
     assert [row["step"] for row in c.rows] == [4, 5]
-    assert c.before + c.rows == rows_lib.read_rows(tmp_path / "run")
+    assert c.before + c.rows == log_file.read_rows(tmp_path / "run")
     silent = open_recorder(tmp_path / "other", makes, write=False)
     log(silent, 1, 1)
     silent.close()

@@ -8,8 +8,7 @@ from scipy import special
 from sklearn import linear_model, pipeline, preprocessing
 
 from helpers import eval_toy
-from jaxcl.evals import features as features_lib
-from jaxcl.evals import logistic
+from jaxcl.evals import embedding, logistic
 
 
 def blobs(seed, classes, count=90, dim=4):
@@ -79,7 +78,7 @@ def test_without_augmentation_it_is_a_pipeline_of_scikit_learn():
     right = machine.fit(train, data.train.label).predict(test) == data.test.label
     assert found.scalars["accuracy"] == pytest.approx(right.mean())
     assert 0.3 < right.mean() < 1
-    rows = features_lib.average_per_task(parts, right)
+    rows = embedding.average_per_task(parts, right)
     np.testing.assert_allclose(found.rows["class_incremental"], rows)
     assert (found.rows["task_aware"] >= rows).all()
     assert found.scalars["iterations"] > 3

@@ -25,11 +25,11 @@ def numbered(side=6, channels=1, count=4):
 @pytest.mark.parametrize("look", ["permuted", "rotated"])
 def test_a_look_is_a_task_of_all_images_changed_alike(look):
     data = numbered()
-    made = scenarios.make(data, name=look, num_tasks=3, seed=5)
-    assert [task.domain for task in made.tasks] == [0, 1, 2]
-    assert len(set(made.dataset.domain_names)) == 3
-    train, test = made.dataset.train, made.dataset.test
-    for number, task in enumerate(made.tasks):
+    cut = scenarios.make(data, name=look, num_tasks=3, seed=5)
+    assert [task.domain for task in cut.tasks] == [0, 1, 2]
+    assert len(set(cut.dataset.domain_names)) == 3
+    train, test = cut.dataset.train, cut.dataset.test
+    for number, task in enumerate(cut.tasks):
         rng = np.random.default_rng([5, number])
         if look == "permuted":
             order = rng.permutation(36)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from helpers import processes
-from jaxcl.run import results as results_lib
+from jaxcl.run import result_file
 
 
 def saving(workdir):
@@ -45,7 +45,7 @@ def test_its_encoder_is_judged_on_other_images(whole, tmp_path):
         processes.start(tmp_path, *arguments, config=f"{TRANSFER}:stl10,debug")
     )
     assert "linear/class_incremental" in told
-    results = results_lib.read_results(tmp_path)
+    results = result_file.read_results(tmp_path)
     assert results["task_names"] == ["joint"]
     assert results["checkpoint"]["step"] == processes.STEPS
     assert results["checkpoint"]["path"] == str(whole[0])

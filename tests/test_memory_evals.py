@@ -124,7 +124,7 @@ def test_spread_is_the_equations(split, devices):
         parts = parts._replace(stream=parts.stream._replace(evaluation=None))
     state = eval_toy.state_of(0)
     evaluate = spread.make(parts, split=split)
-    found = evaluate(sharding.replicate(state, parts.mesh), 0)
+    result = evaluate(sharding.replicate(state, parts.mesh), 0)
     twins = eval_toy.spread_twins(
         eval_toy.embedded(state, examples.images), examples.label
     )
@@ -134,6 +134,6 @@ def test_spread_is_the_equations(split, devices):
         want |= {f"intra_{c}": variance, f"inter_{c}": similarity}
     values = np.array([*twins.values()])
     want["intra_class_variance"], want["inter_class_similarity"] = values.mean(axis=0)
-    scalars = dict(found.scalars)
-    assert found.rows == {}
+    scalars = dict(result.scalars)
+    assert result.rows == {}
     assert scalars == {n: pytest.approx(x, rel=1e-4) for n, x in want.items()}

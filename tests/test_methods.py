@@ -32,7 +32,7 @@ from jax import flatten_util
 
 from helpers import key_uses, run_directories, toy
 from jaxcl import core, lookup, schema, sharding
-from jaxcl.config import sections
+from jaxcl.config import resolve, sections
 from jaxcl.memory import queue as queue_lib
 from jaxcl.methods import online_ssl
 from jaxcl.methods.two_view import bases, head, strategies
@@ -552,7 +552,7 @@ def test_a_head_keeps_all_that_it_does_not_change(name, tmp_path):
     """
     changes = ONE_ROW_EACH[name].changes
     method = run_directories.untried(tmp_path, **changes).method
-    top = sections.read_top(toy.config(**changes).to_dict())
+    top = sections.read_top(resolve.resolve(toy.config(**changes).to_dict()))
     parts = sections.read_parts(top)[0](num_classes=10)
     wrapped = head.add(method, parts, lr=0.1)
     replaced = {"init", "step", "begin_task", "end_task", "eval_state", "predict"}
@@ -628,7 +628,7 @@ def test_no_two_draws_share_a_key(name, tmp_path):
     if "replay" in changes and name != "gdumb":
         changes = changes | {"replay.updates": 2}
     work = run_directories.untried(tmp_path, tasks=2, **changes)
-    parts = max(work.parts(task.index) for task in work.stream.tasks)
+    parts = max(work.batches_per_step(task.index) for task in work.stream.tasks)
     shapes = job.shapes(work.method, work.data, parts)
     steps = key_uses.of_steps(work.method, *shapes, numbers=(3, 4))
     shared = [len(key_uses.shared(uses)) for uses in steps]
@@ -878,7 +878,7 @@ def test_resumes_bitwise_finite_one_compile(name, tmp_path):
     assert np.isfinite(losses).all(), f"{name}: a loss is not finite: {losses}"
     chex.assert_tree_all_finite(whole.params)
     work = make(name)
-    shapes = {work.parts(task.index) for task in work.stream.tasks}
+    shapes = {work.batches_per_step(task.index) for task in work.stream.tasks}
     assert len(shapes) == row.programs, (
         f"{name}: its steps take {sorted(shapes)} batches side by side, its row says "
         f"programs={row.programs}. See `parts` of core.Method"
@@ -986,7 +986,7 @@ CALLS = TASKS * -(-STEPS_PER_TASK // STEPS_PER_CALL)
 
 def traced(work) -> str:
     """The text of a job's step, of each shape of its batches."""
-    shapes = {work.parts(task.index) for task in work.stream.tasks}
+    shapes = {work.batches_per_step(task.index) for task in work.stream.tasks}
     programs = [
         jax.make_jaxpr(work.method.step)(*job.shapes(work.method, work.data, n))
         for n in shapes
@@ -1051,7 +1051,7 @@ def test_programs_of_accelerators_agree(name, tmp_path):
     Tolerance: that of one and eight devices, since sums are in another order here, too.
     """
     states, lines = run_on_cpu(name, tmp_path, SEEDS[:1])
-    with sharding.for_elsewhere():
+    with sharding.compile_target():
         work = new_job(name, steps_per_call=STEPS_PER_CALL)
         state, metrics = run_elsewhere(work, tmp_path / "elsewhere")
         theirs = traced(work)
@@ -1111,7 +1111,7 @@ def test_a_bfloat16_step_is_near_that_in_float32(name, tmp_path):
 def test_a_method_that_replays_trains_with_a_head(tmp_path):
     work = run_directories.untried(tmp_path, **toy.ONLINE, method={"name": "er"})
     changes = toy.config(**toy.ONLINE, method={"name": "er"}).to_dict()
-    make_parts, _ = sections.read_parts(sections.read_top(changes))
+    make_parts, _ = sections.read_parts(sections.read_top(resolve.resolve(changes)))
     method = head.add(work.method, make_parts(num_classes=10), lr=0.1)
     rng = np.random.default_rng(0)
     batch = {

@@ -6,7 +6,8 @@ import pytest
 from PIL import Image
 
 from helpers import eval_toy
-from jaxcl.evals import neighbours, plots
+from jaxcl import plots
+from jaxcl.evals import neighbours
 
 
 def brute_force(features, query, k):

@@ -10,7 +10,7 @@ import pytest
 
 from helpers import graph_sets, key_uses, twins
 from jaxcl import estimate, sharding
-from jaxcl.data import graphs
+from jaxcl.data import graph_arrays
 from jaxcl.methods import online
 from jaxcl.methods.two_view import bases
 from jaxcl.nets import convnext, gcn, layers, mlp, resnet, vit
@@ -573,7 +573,7 @@ def test_the_chance_to_skip_a_branch_rises_to_that_of_the_last_block(
     np.testing.assert_allclose(chances, np.repeat([0, 0.1, 0.2, 0.3], branches))
 
 
-GRAPHS = graphs.pad_batch(
+GRAPHS = graph_arrays.pad_batch(
     graph_sets.graph_set([[(0, 1), (1, 2)]] * 2, [3, 3]),
     np.arange(2),
     nodes=8,

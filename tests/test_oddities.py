@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from jaxcl.api import inputs
-from jaxcl.data import files, in_memory, sources
+from jaxcl.data import image_files, in_memory, sources
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (9, 8, 8), np.uint8)
@@ -45,7 +45,7 @@ def test_sixteen_bit_greys_keep_256_levels_or_are_refused(tmp_path, bits):
     for name in "ab":
         save(tmp_path / name / "0.png", ramp)
     if bits > 8:  # one image does not tell how many bits the others use
-        with pytest.raises(files.Unreadable, match=r"0\.png.*config\.data\.bits"):
+        with pytest.raises(image_files.Unreadable, match=r"0\.png.*config\.data\.bits"):
             load(tmp_path).train.load(0)
     told = {"bits": bits} if bits > 8 else {}
     image = load(tmp_path, channels=1, **told).train.load(0)
@@ -87,9 +87,9 @@ def test_arrays_of_other_kinds_are_refused(tmp_path, arrays, word):
 def test_labels_that_are_missing_in_numpys_way_are_refused():
     label = np.array(["a", np.nan, "b"], object)
     with pytest.raises(ValueError, match="labels"):
-        inputs.make_section(PIXELS[:3], name="x", labels=label)
+        inputs.make_input(PIXELS[:3], name="x", labels=label)
     with pytest.raises(ValueError, match="float64"):
-        inputs.make_section([np.full((8, 8), np.nan)] * 4, name="x")
+        inputs.make_input([np.full((8, 8), np.nan)] * 4, name="x")
 
 
 def test_endings_in_capitals_and_of_other_kinds_are_read(tmp_path):
@@ -113,7 +113,7 @@ def test_files_that_are_no_image_are_named(tmp_path):
         save(tmp_path / "b" / "1.jpg", PIXELS[1])
         (tmp_path / "a").mkdir(exist_ok=True)
         (tmp_path / "a" / "0.jpg").write_bytes(data)
-        with pytest.raises(files.Unreadable, match=r"0\.jpg"):
+        with pytest.raises(image_files.Unreadable, match=r"0\.jpg"):
             load(tmp_path).train.load(0)
 
 

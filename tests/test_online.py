@@ -41,12 +41,12 @@ def test_together_is_a_pass_each_and_none_replayed_leaves_statistics(platform, d
     """Where it is one pass of all, their rows in turn, up to rounding."""
     made = parts(resnet.conv_net(width=2))
     net = online.build_network(made, "linear")
-    one, two = made.plain(FIRST["image"]), made.plain(SECOND["image"])
+    one, two = made.eval_transform(FIRST["image"]), made.eval_transform(SECOND["image"])
     images = [one, two, (one + two) / 2][: 1 + draws]
     params, stats = jax.jit(net.init)(jax.random.key(0), one)
     rows = [rows_of(batch, FIRST["label"], jnp.ones(6, bool)) for batch in images]
     together = jax.jit(net.pass_together)
-    with sharding.for_elsewhere(platform=platform):
+    with sharding.compile_target(platform=platform):
         text = str(jax.make_jaxpr(net.pass_together)(params, stats, *rows))
         passes = len(rows) if platform == "cpu" else 1
         assert text.count("conv_general_dilated[") == 3 * passes
@@ -72,13 +72,13 @@ def test_together_is_a_pass_each_and_none_replayed_leaves_statistics(platform, d
 def test_answers_are_those_of_each_part_by_itself(platform, train):
     made = parts(resnet.conv_net(width=2))
     net = online.build_network(made, "linear")
-    one, two = made.plain(FIRST["image"]), made.plain(SECOND["image"])
+    one, two = made.eval_transform(FIRST["image"]), made.eval_transform(SECOND["image"])
     params, stats = jax.jit(net.init)(jax.random.key(0), one)
     # Running statistics that are not those of a start.
     stats = jax.jit(functools.partial(net, train=True))(params, stats, one)[1]
     rows = [rows_of(images, FIRST["label"], None) for images in (one, two)]
     answers = functools.partial(net.compute_logits, train=train)
-    with sharding.for_elsewhere(platform=platform):
+    with sharding.compile_target(platform=platform):
         text = str(jax.make_jaxpr(answers)(params, stats, *rows))
         assert text.count("conv_general_dilated[") == (6 if platform == "cpu" else 3)
         found = jax.jit(answers)(params, stats, *rows)
@@ -99,7 +99,9 @@ def test_draws_repeat_rows_that_exist_and_take_allowed_ones():
     for i in range(6):  # 0, 1, 0, 1, ..
         np.testing.assert_array_equal(raw[i], raw[i % 2])
         assert rows.label[i] == rows.label[i % 2]
-    np.testing.assert_allclose(rows.images, made.plain(rows.raw), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        rows.images, made.eval_transform(rows.raw), rtol=1e-5, atol=1e-6
+    )
     turned = made._replace(replay=made.replay._replace(augment="replay"))
     draw = jax.jit(
         functools.partial(online.draw_rows, turned, key=jax.random.key(1)),
@@ -131,7 +133,9 @@ def test_joint_er_is_one_mean_over_one_pass(unseen):
 
     images = [rows["image"]]
     new, _ = toy.check_step(method, LINEAR, started(method), SECOND, images, twin)
-    unmet = np.isinf(jax.jit(method.predict)(new, parts().plain(SECOND["image"])))[0]
+    unmet = np.isinf(
+        jax.jit(method.predict)(new, parts().eval_transform(SECOND["image"]))
+    )[0]
     np.testing.assert_array_equal(unmet, [False] * 4 + [unseen == "absent"])
 
 
@@ -179,7 +183,7 @@ def test_er_ace_masks_each_part_by_itself(form):
     images = SECOND["image"], FIRST["image"]
     new, _ = toy.check_step(method, COSINE, started(method), SECOND, images, twin)
     np.testing.assert_array_equal(new.extra.seen, [True] * 4 + [False])
-    logits = jax.jit(method.predict)(new, parts().plain(FIRST["image"]))
+    logits = jax.jit(method.predict)(new, parts().eval_transform(FIRST["image"]))
     unseen = np.isneginf(np.array(logits)).all(axis=0)
     np.testing.assert_array_equal(unseen, [False] * 4 + [form == "paper"])
 
@@ -325,12 +329,14 @@ def test_er_aml_pulls_pairs_and_replays_all_classes_seen(form):
         k_pick, SECOND["label"], memory.items["label"], memory.filled
     )
     raw = jnp.concatenate([memory.items["image"], SECOND["image"]])
-    pairs = made.plain(raw[picked.rows.reshape(-1)])
+    pairs = made.eval_transform(raw[picked.rows.reshape(-1)])
 
     def loss(params):
-        new, stats = net(params, state.stats, made.plain(SECOND["image"]), train=True)
+        new, stats = net(
+            params, state.stats, made.eval_transform(SECOND["image"]), train=True
+        )
         pair, stats = net(params, stats, pairs, train=True)
-        old, stats = net(params, stats, made.plain(FIRST["image"]), train=True)
+        old, stats = net(params, stats, made.eval_transform(FIRST["image"]), train=True)
         a, p, n = (
             x / jnp.linalg.norm(x, axis=1, keepdims=True)
             for x in (new.features, pair.features[::2], pair.features[1::2])

@@ -10,14 +10,12 @@ import pytest
 
 from helpers import eval_toy, online_toy, toy
 from jaxcl import core, sharding
-from jaxcl.config import sections
+from jaxcl.config import resolve, sections
 from jaxcl.data import sources
 from jaxcl.evals import predict
 from jaxcl.methods.two_view import head
 from jaxcl.nets import chain
-from jaxcl.run import finish, job, train
-from jaxcl.run import results as results_lib
-from jaxcl.run import rows as rows_lib
+from jaxcl.run import finish, job, log_file, result_file, train
 
 HEAD = {"method.online_head": True}
 SIMCLR = {"method.base": "simclr"}
@@ -85,7 +83,7 @@ def test_the_network_is_the_same_with_a_head(pnr, tmp_path):
     for name, (work, step) in works.items():
         train.run_tasks(work, tmp_path / name, step=step)
         states.append(toy.saved(work, tmp_path / name).state)
-        rows.append(rows_lib.read_rows(tmp_path / name))
+        rows.append(log_file.read_rows(tmp_path / name))
     off, on = states
     assert int(on.step) == 24 and jax.tree.leaves(off.stats["encoder"])
     same(off, on.replace(extra=on.extra.method))
@@ -132,12 +130,14 @@ def test_the_head_reads_the_network_before_the_step_and_each_task_its_own_moment
         embed=lambda state, images: state.params * images.reshape(len(images), -1),
     )
     parts = online_toy.parts()
-    parts = parts._replace(augment=lambda key, images: parts.plain(images)[:, None])
+    parts = parts._replace(
+        augment=lambda key, images: parts.eval_transform(images)[:, None]
+    )
     method = head.add(method, parts, lr=0.7)
     batch = {"labelled": online_toy.FIRST}
     state = method.init(jax.random.key(0), batch).replace(task_steps=jnp.int32(4))
     layer = [np.asarray(x, np.float64) for x in state.extra.layer]
-    rows = np.reshape(parts.plain(online_toy.FIRST["image"]), (6, -1))
+    rows = np.reshape(parts.eval_transform(online_toy.FIRST["image"]), (6, -1))
     label = np.asarray(online_toy.FIRST["label"])
     for number in range(4):
         if number % 2 == 0:
@@ -157,7 +157,9 @@ def test_the_head_is_sgd_on_features_of_the_network_before_the_step(pnr):
     layer = [np.asarray(x, np.float64) for x in state.extra.layer]
     assert [x.shape for x in layer] == [(16, 10), (10,)]
     assert 0.2 < max(abs(x).max() for x in layer) <= 0.25  # nn.Linear's 16 ** -0.5
-    make_parts, _ = sections.read_parts(sections.read_top(toy.config(**PNR).to_dict()))
+    make_parts, _ = sections.read_parts(
+        sections.read_top(resolve.resolve(toy.config(**PNR).to_dict()))
+    )
     parts = make_parts(num_classes=10)
     view = jax.jit(lambda key, images: parts.augment(key, images)[:, 1])
     embed = jax.jit(work.method.embed)
@@ -205,7 +207,9 @@ def test_the_released_head_moves_the_statistics_with_rows_of_all_classes(tmp_pat
     leaks = HEAD | {"method.head_form": "released"}
     work = toy.job(tmp_path / "leaks", tasks=2, **PNR, **leaks)
     plain = toy.job(tmp_path / "plain", tasks=2, **PNR)
-    make_parts, _ = sections.read_parts(sections.read_top(toy.config(**PNR).to_dict()))
+    make_parts, _ = sections.read_parts(
+        sections.read_top(resolve.resolve(toy.config(**PNR).to_dict()))
+    )
     parts = make_parts(num_classes=10)
     view = jax.jit(lambda key, images: parts.augment(key, images)[:, 1])
     encoder = chain.Chain({"encoder": parts.encoder})
@@ -215,7 +219,7 @@ def test_the_released_head_moves_the_statistics_with_rows_of_all_classes(tmp_pat
     state = job.begin_task(work, state, work.stream.tasks[0])
     layer = [np.asarray(x, np.float64) for x in state.extra.layer]
     velocity = [np.zeros_like(x) for x in layer]
-    rate_of, clipped = parts.curve(0.7), set()
+    rate_of, clipped = parts.schedule_with_peak(0.7), set()
     images = work.stream.dataset.train.images
     labels = work.stream.dataset.train.label
     for batch in host(work)[:4]:
@@ -442,7 +446,7 @@ def test_a_run_is_judged_by_its_head_alone_tasks_too(tmp_path):
     met = np.array(results["untrained"]["met/class_incremental"], float)
     np.testing.assert_array_equal(met, [untrained[0], np.nan])
     assert results["finetune"]["met/class_incremental"] == alone
-    found = results_lib.summary(results)
+    found = result_file.summary(results)
     assert found["met/class_incremental"]["plasticity"] is None
     assert found["predict/class_incremental"]["plasticity"] is not None
     for measure in ("average_accuracy", "forgetting"):

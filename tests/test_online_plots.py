@@ -5,14 +5,14 @@ import types
 import numpy as np
 
 from helpers import toy
-from jaxcl.evals import memory, plots, spread
-from jaxcl.run import finish
-from jaxcl.run import rows as rows_lib
+from jaxcl import plots
+from jaxcl.evals import memory, spread
+from jaxcl.run import finish, log_file
 
 
 def work_of(*charts, drawn=()):
     """A job as far as its pictures go."""
-    method = types.SimpleNamespace(drawn=drawn)
+    method = types.SimpleNamespace(plotted_metrics=drawn)
     evaluation = types.SimpleNamespace(charts=charts)
     return types.SimpleNamespace(evaluation=evaluation, method=method)
 
@@ -25,16 +25,16 @@ def test_evaluators_and_methods_say_what_is_drawn(tmp_path):
     work = toy.job(tmp_path / "online", **online, evaluators=entries)
     assert work.evaluation.charts == (memory.draw_last, spread.draw_last)
     norms = "feature_gradient_norm", "prototype_gradient_norm"
-    assert work.method.drawn == ("drift", *norms)
+    assert work.method.plotted_metrics == ("drift", *norms)
     plain = toy.job(tmp_path / "plain", **toy.ONLINE | {"method": {"name": "er"}})
-    assert plain.evaluation.charts == () == plain.method.drawn
+    assert plain.evaluation.charts == () == plain.method.plotted_metrics
 
 
 def test_a_run_has_pictures_of_its_classes(tmp_path, monkeypatch):
     shares = {"memory/class_0": 0.5, "memory/class_1": 0.5, "memory/entropy": 0.7}
     shares |= {"spread/intra_0": 0.5, "spread/inter_0": 0.5}
     rows = [{"step": 4, "task": 0, "eval": shares}]
-    monkeypatch.setattr(rows_lib, "read_rows", lambda _: rows)
+    monkeypatch.setattr(log_file, "read_rows", lambda _: rows)
     finish.draw_run(
         work_of(memory.draw_last, spread.draw_last), tmp_path, {"matrices": {}}
     )
@@ -49,7 +49,7 @@ def test_a_run_has_a_picture_of_each_measure(tmp_path, monkeypatch):
         told = {"drift": step / 100, "loss": 1.0, "lr": 0.1}
         rows.append({"step": step, "task": (step - 1) // 10} | told)
     rows.insert(0, {"step": 0, "task": 0, "eval": {}})
-    monkeypatch.setattr(rows_lib, "read_rows", lambda _: rows)
+    monkeypatch.setattr(log_file, "read_rows", lambda _: rows)
     monkeypatch.setattr(plots, "curves", lambda *_: None)
     monkeypatch.setattr(plots, "per_step", lambda *a, **o: calls.append((a, o)))
     finish.draw_run(work_of(drawn=("drift", "absent")), tmp_path, {"matrices": {}})

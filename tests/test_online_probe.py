@@ -139,7 +139,7 @@ def parts_of(measure=BOTH, **more):
         lr=None,
         num_classes=7,
         num_tasks=4,
-        plain=lambda images: images / 255.0,
+        eval_transform=lambda images: images / 255.0,
         replay=core.Replay(11, measure=measure),
     )
     return core.Parts(**given | more)
@@ -290,7 +290,7 @@ def switched(make, seeds, **options):
     parts = core.Parts(
         encoder=mlp.perceptron(widths=(64, 32)),
         augment=lambda key, images: plain(images)[:, None],
-        plain=plain,
+        eval_transform=plain,
         tx=optim.sgd(momentum=0.0),
         lr=optim.by_task([optim.constant(0.1)]),
         num_classes=10,

@@ -490,7 +490,7 @@ def test_labels_and_tasks_change_nothing_but_what_is_stored_of_them():
 def test_drift_is_measured_and_training_stays_the_same():
     """Of stored rows of past tasks, which the measure alone asks for."""
     replay = core.Replay(capacity=M, policy="fifo", size=R, measure=("drift",))
-    plain, ends = parts(replay=replay, plain=lambda x: x / 255.0), []
+    plain, ends = parts(replay=replay, eval_transform=lambda x: x / 255.0), []
     for measure in ((), ("drift",)):
         own = plain._replace(replay=replay._replace(measure=measure))
         options = taken("simsiam", "cla_r", OPTIONS)
@@ -501,7 +501,7 @@ def test_drift_is_measured_and_training_stays_the_same():
             before = state
             state, metrics = step(state, batch(number))
         ends.append(state)
-    assert method.drawn == ("drift",)
+    assert method.plotted_metrics == ("drift",)
     past = np.flatnonzero(np.asarray(state.extra.memory.items["task"]) == 0)
     images = state.extra.memory.items["image"][past] / 255.0
     old, new = (

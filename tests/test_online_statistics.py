@@ -18,7 +18,7 @@ def judged(method, state):
 def of_all(net, state):
     """What a pass over the whole memory says of its batch."""
     parts = toy.parts()
-    images = parts.plain(state.extra.memory.items["image"])
+    images = parts.eval_transform(state.extra.memory.items["image"])
 
     def after(stats):
         return net(state.params, stats, images, train=True)[1]

@@ -2,8 +2,7 @@
 
 import copy
 import json
-from collections.abc import Mapping
-from typing import Annotated, Literal
+import typing
 
 import pytest
 
@@ -14,6 +13,7 @@ from jaxcl.config import build, files, options, run_config, sections
 from jaxcl.data import sources
 from jaxcl.methods.online import replay as replay_lib
 from jaxcl.methods.two_view import bases
+from jaxcl.run import log_file
 
 
 def raw_of(**changes):
@@ -150,6 +150,28 @@ def test_a_run_resumes_by_what_was_asked(tmp_path):
         run_config.write_or_check(tmp_path, asked | more, now)
 
 
+def test_a_run_of_another_config_is_replaced_only_before_its_first_step(tmp_path):
+    folder, other = tmp_path / "run", {"batch_size": 24}
+    build.build(toy.config(), folder)
+    (folder / log_file.FILE).write_text('{"step": 0, "task": 0}\n')
+    build.build(toy.config(**other), folder)
+    assert json.loads((folder / "config.json").read_text())["batch_size"] == 24
+    assert not (folder / log_file.FILE).exists()
+    for path, text in (
+        (folder / "results.json", "{}"),
+        (folder / "checkpoints" / "1" / "x", ""),
+        (folder / log_file.FILE, '{"step": 3, "task": 0}\n'),
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        with pytest.raises(run_config.Differs, match="batch_size"):
+            build.build(toy.config(), folder)
+        path.unlink()
+        if path.parent != folder:
+            path.parent.rmdir()
+    build.build(toy.config(), folder)
+
+
 def test_several_seeds_have_a_file_each_and_one_of_all(tmp_path):
     build.build(toy.config(seeds=2, seed=3), tmp_path)
     whole, one = (
@@ -161,20 +183,14 @@ def test_several_seeds_have_a_file_each_and_one_of_all(tmp_path):
     assert whole["method"] == one["method"]
 
 
-def test_sections_are_found_by_their_types_however_these_are_written():
-    kinds = {
-        "one": "dict",
-        "two": "dict[str, int] | None",
-        "three": Mapping[str, int] | Literal["none"],
-        "four": Annotated[dict, "of options"],
-        "name": Literal["dict", "addict"],
-        "number": "int | None",
-    }
-    top = type("Top", (), {"__annotations__": kinds})
-    assert sections.names_of_sections(top) == {"one", "two", "three", "four"}
-    found = sections.names_of_sections()
-    assert {"data", "replay", "tuning", "mesh", "evaluators"} < found
-    assert not {"name", "seed", "precision", "epochs"} & found
+def test_every_section_of_the_top_level_has_a_rule():
+    def holds_a_section(kind):
+        kinds = (kind, *typing.get_args(kind))
+        return any(typing.get_origin(x) is dict or x is dict for x in kinds)
+
+    kinds = typing.get_type_hints(sections.TopLevel)
+    held = [name for name, kind in kinds.items() if holds_a_section(kind)]
+    assert sorted(sections.SECTIONS) == sorted(held)
 
 
 OLD = {"name": "two_view", "base": "simclr", "strategy": "pnr", "temperature": 0.3}
@@ -191,6 +207,7 @@ def test_a_run_of_an_older_config_resumes_with_todays(tmp_path):
     path.write_text(json.dumps(saved | {"method": OLD | {"queue_size": None}}))
     for method in (NEW, OLD):
         build.build(toy.config(method=method), tmp_path)
+    (tmp_path / log_file.FILE).write_text('{"step": 3, "task": 0}\n')
     with pytest.raises(ValueError, match=r"config\.method\.base\.temperature"):
         build.build(toy.config(method=OLD | {"temperature": 0.2}), tmp_path)
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from helpers import run_directories, toy
-from jaxcl.run import finish, job, overview, transfer
-from jaxcl.run import results as results_lib
+from jaxcl.run import cost, finish, job, overview, result_file, train, transfer
 
 
 def numbers(text):
@@ -42,15 +41,31 @@ def test_the_numbers_are_those_of_the_job(tmp_path):
 
 def test_tasks_that_another_run_has_done_are_left_out(tmp_path):
     work = run_directories.untried(tmp_path / "run")
-    results = results_lib.empty_results(8)
+    results = result_file.empty_results(8)
     for task in range(2):
-        results = results_lib.add_task(results, task, {}, {}, 1.0)
+        results = result_file.add_task(results, task, {}, {}, 1.0)
     (tmp_path / "before").mkdir()
-    results_lib.write_results(tmp_path / "before", results)
+    result_file.write_results(tmp_path / "before", results)
     started = toy.change(work, start=str(tmp_path / "before"))
     steps = sum(len(plan) for plan in job.plain_schedules(work.data)[2:])
     first, second, _ = overview.describe_run(started, "x").splitlines()
     assert numbers(first)[4] == 2 and steps in numbers(second)
+
+
+def test_a_long_run_says_how_long_it_takes(tmp_path, monkeypatch, capsys):
+    work = run_directories.untried(tmp_path / "run")
+    work = toy.change(work, epochs=60)
+    assert not cost.describe_duration(work, 0.1, 5000)
+    said = cost.describe_duration(work, 0.9, 20_000)
+    assert {20_000, 5} <= {*numbers(said)}  # 18,000 s
+    # 600 of 18,000 s: a thirtieth of the 60 epochs, 10 minutes
+    assert "--config.epochs=2," in said and 10 in numbers(said)
+    monkeypatch.setattr(cost, "LONG", 0)
+    job_of_two = toy.job(tmp_path / "two", tasks=2)
+    steps = sum(len(plan) for plan in job.plain_schedules(job_of_two.data))
+    train.run_tasks(job_of_two, tmp_path / "two")
+    (line,) = [x for x in capsys.readouterr().out.splitlines() if "Ctrl-C" in x]
+    assert steps - 2 in numbers(line)
 
 
 def test_an_encoder_that_is_judged_is_named(tmp_path):

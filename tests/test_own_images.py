@@ -5,13 +5,12 @@ import pathlib
 
 import numpy as np
 import pytest
-from absl import flags
 from PIL import Image
 
 from helpers import config_files
-from jaxcl.config import own_images
+from jaxcl.config import build, own_images
 from jaxcl.data import in_memory
-from jaxcl.run import folder as encoder_folder
+from jaxcl.run import encoder_folder
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -78,7 +77,7 @@ def test_a_folder_its_encoder_and_its_size_are_one_word(tmp_path):
     config = config_files.parse([f"{word},encoder=conv_net,size=32"])
     assert config.data.path == str(path) and config.encoder.name == "conv_net"
     assert (config.augment.size, config.augment.resize) == (32, 37)
-    with pytest.raises(flags.Error, match="size='big'"):
+    with pytest.raises(ValueError, match="size='big'"):
         config_files.parse([f"{word},size=big"])
 
 
@@ -168,16 +167,16 @@ def write(folder, side, count=6):
 
 def test_small_files_are_decoded_once_and_large_ones_stream(tmp_path):
     write(tmp_path / "small" / "a", 20)
-    config = own_images.config(own_images.of_path(str(tmp_path / "small")))
+    config = own_images.config(own_images.make_section(str(tmp_path / "small")))
     data = config.data.to_dict()
     assert (data["size"], data["resident"], config.augment.size) == (20, True, 20)
     assert config.augment.resize is None
     write(tmp_path / "large", 120)
-    config = own_images.config(own_images.of_path(str(tmp_path / "large")))
+    config = own_images.config(own_images.make_section(str(tmp_path / "large")))
     assert set(config.data) == {"name", "path"}
     assert (config.augment.size, config.augment.resize) == (120, 120)
     with pytest.raises(ValueError, match="/none'"):
-        own_images.of_path(str(tmp_path / "none"))
+        own_images.make_section(str(tmp_path / "none"))
 
 
 def test_the_config_file_takes_a_folder(tmp_path):
@@ -187,9 +186,40 @@ def test_the_config_file_takes_a_folder(tmp_path):
     assert (config.epochs, config.schedule.warmup_epochs) == (5, 1)
     assert config.data.path == str(tmp_path / "mine")
     config_files.check_options(config)
-    assert config_files.parse([path]).data.to_dict() == {"name": "digits"}
+    with pytest.raises(ValueError, match="own_images:FOLDER"):
+        config_files.parse([path])
     small = config_files.take("own_images", "debug")
     assert small.scenario.to_dict() == {"name": "class", "num_tasks": 2}
+
+
+def test_the_debug_form_of_a_paper_reads_the_folder_that_the_command_names(tmp_path):
+    for name in "abcde":
+        write(tmp_path / "train" / name, 20, count=130)
+        write(tmp_path / "val" / name, 20, count=5)
+    words = [f"--config={ROOT}/configs/pnr_imagenet100.py:debug"]
+    digits = config_files.parse(words)
+    assert digits.data.path is None and digits.augment.resize is None
+    assert "tsne" not in digits.evaluators
+    config = config_files.parse([*words, f"--config.data.path={tmp_path}"])
+    config.plasticity = False
+    stream = build.build(config, tmp_path / "run").stream
+    assert stream.dataset.class_names == tuple("abcd") and len(stream.tasks) == 2
+    assert np.bincount(stream.dataset.train.label).tolist() == [100] * 4
+    assert np.bincount(stream.dataset.test.label).tolist() == [5] * 4
+    assert stream.dataset.train.load is not None  # images are read from their files
+    # As the whole config does: evaluation sees whole images.
+    assert config.augment.resize == config.augment.size == 16
+
+
+@pytest.mark.parametrize(
+    "name, epochs, warmup",
+    [("pnr_imagenet100", 3, 2), ("pnr_cifar100", 50, 10), ("digits", 2, 1)]
+    + [("keep_fresh", 1, 0), ("cclis_cifar10", 5, 4), ("quickstart_pnr", 20, 3)],
+)
+def test_a_warm_up_is_shorter_than_the_training(name, epochs, warmup):
+    path = f"--config={ROOT}/configs/{name}.py"
+    config = config_files.parse([path, f"--config.epochs={epochs}"])
+    assert config.schedule.warmup_epochs == warmup
 
 
 def test_the_folder_of_an_encoder_is_what_a_config_begins_with(tmp_path):

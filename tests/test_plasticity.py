@@ -6,8 +6,7 @@ import pytest
 
 from helpers import toy
 from jaxcl import metrics
-from jaxcl.run import finish, train
-from jaxcl.run import results as results_lib
+from jaxcl.run import finish, result_file, train
 
 SMALL = {
     "scenario.num_tasks": 2,
@@ -53,8 +52,8 @@ def test_it_is_the_accuracy_of_the_base_alone(root, first):
     results = first
     assert set(results["finetune"]) == {"knn/class_incremental", "knn/task_aware"}
     assert results["finetune"]["knn/class_incremental"] == alone_twin(root)
-    matrix = results_lib.matrix(results, "knn/class_incremental")
-    measures = results_lib.read_results(root / "first"), results_lib.summary(results)
+    matrix = result_file.matrix(results, "knn/class_incremental")
+    measures = result_file.read_results(root / "first"), result_file.summary(results)
     assert measures[0]["finetune"] == results["finetune"]
     want = matrix[0, 1] - alone_twin(root)[1]
     assert measures[1]["knn/class_incremental"]["plasticity"] == pytest.approx(want)

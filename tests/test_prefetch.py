@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from helpers import crops
-from jaxcl.data import files, prefetch, sources, stream
+from jaxcl.data import image_files, prefetch, sources, stream
 
 
 class Made(NamedTuple):
@@ -63,7 +63,7 @@ def test_resident_batches_are_the_schedule():
     assert [*got[0]] == ["index"] and got[0]["index"].dtype == np.int32
     check_equal(prefetch.batches(data, **PLAN, start=4), got[4:])
     for start in (-1, 16):
-        with pytest.raises(ValueError, match=f"start = {start}"):
+        with pytest.raises(ValueError, match=f"start={start}"):
             prefetch.batches(data, **PLAN, start=start)
     halves = [
         prefetch.batches(data, **PLAN, process_index=i, process_count=2) for i in (0, 1)
@@ -192,7 +192,7 @@ def test_evaluation_batches_pad_and_keep_order():
             joined = np.concatenate([part[key] for part in parts])
             np.testing.assert_array_equal(joined, whole[key])
     assert list(prefetch.evaluation_batches(examples, rows[:0], 4)) == []
-    with pytest.raises(ValueError, match="batch_size = 0"):
+    with pytest.raises(ValueError, match="batch_size=0"):
         prefetch.evaluation_batches(examples, rows, 0)
 
 
@@ -300,7 +300,7 @@ def test_ahead_raises_in_order_and_closes():
     next(made)
     made.close()
     assert closed == [True] * 3 and threading.active_count() == before
-    with pytest.raises(ValueError, match="depth = 0"):
+    with pytest.raises(ValueError, match="depth=0"):
         prefetch.run_ahead(numbers(), refuse, depth=0)
 
 
@@ -319,7 +319,7 @@ def test_images_that_stay_in_memory_are_decoded_once(tmp_path):
     shutil.rmtree(tmp_path / "class0")  # nothing is read again
     check_equal(prefetch.batches(data, **options), whole)
     load = data.examples.load
-    assert len(load.memory) == 8
-    other = data.examples._replace(load=load._replace(memory=None))
-    with pytest.raises(files.Unreadable):  # or they would not be equal by chance
+    assert len(load.cache) == 8
+    other = data.examples._replace(load=load._replace(cache=None))
+    with pytest.raises(image_files.Unreadable):  # or they would not be equal by chance
         list(prefetch.batches(source(other, range(8)), **options))

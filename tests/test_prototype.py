@@ -254,7 +254,7 @@ def test_proposal_is_the_mean_over_views_within_each_class(views, leftover):
     c = jnp.float32(draw([(CLASSES, 4)], seed=13)[0])
     mask, seen = of(KEPT, 9), of({0, 1, 2}, CLASSES)
     given = z[0] if views == 1 else z
-    found = jax.jit(prototype.proposal, static_argnames=("leftover",))(
+    result = jax.jit(prototype.proposal, static_argnames=("leftover",))(
         given,
         jnp.array(LABELS),
         c,
@@ -265,6 +265,6 @@ def test_proposal_is_the_mean_over_views_within_each_class(views, leftover):
     )
     arrays = np.float64(z), np.float64(c)
     expected = proposal_twin(*arrays, [0, 1, 2], 0.3, leftover)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(result, expected, rtol=1e-5)
     spread = [expected[[j for j in KEPT if LABELS[j] == m]].std() for m in (1, 2)]
     assert min(spread) > 1e-3

@@ -14,12 +14,9 @@ from PIL import Image
 from tensorboardX.proto import event_pb2
 
 from helpers import run_directories
+from jaxcl import plots
 from jaxcl.data import storage
-from jaxcl.evals import plots
-from jaxcl.run import finish, metrics_log, record
-from jaxcl.run import progress as progress_lib
-from jaxcl.run import results as results_lib
-from jaxcl.run import rows as rows_lib
+from jaxcl.run import finish, log_file, metrics_log, progress_bar, record, result_file
 from jaxcl.run import terminal as terminal_lib
 
 QUIET = {"tensorboard": False, "progress": False}
@@ -53,16 +50,16 @@ def test_a_resumed_run_has_each_row_once(tmp_path):
     mark = first.save()
     log_steps(first, 5, 7)
     assert mark < os.path.getsize(tmp_path / "metrics.jsonl")  # all are visible
-    assert [r["step"] for r in rows_lib.read_rows(tmp_path)] == [*range(1, 8)]
+    assert [r["step"] for r in log_file.read_rows(tmp_path)] == [*range(1, 8)]
     second = record.Recorder(tmp_path, rows=mark, **QUIET)
     assert second.save() == mark == os.path.getsize(tmp_path / "metrics.jsonl")
     log_steps(second, 5, 6)
     assert second.save() == os.path.getsize(tmp_path / "metrics.jsonl") > mark
     first.close()  # late: the first was killed
     second.close()
-    assert [r["step"] for r in rows_lib.read_rows(tmp_path)] == [*range(1, 7)]
+    assert [r["step"] for r in log_file.read_rows(tmp_path)] == [*range(1, 7)]
     record.Recorder(tmp_path, **QUIET).close()
-    assert rows_lib.read_rows(tmp_path) == []
+    assert log_file.read_rows(tmp_path) == []
 
 
 def test_rows_are_on_disk_before_they_are_marked(tmp_path, monkeypatch):
@@ -82,10 +79,10 @@ def test_a_row_that_a_crash_cut_off_is_passed_over(tmp_path):
     mark = killed.save()
     with open(tmp_path / "metrics.jsonl", "ab") as file:
         file.write(b'{"step": 4, "ta')
-    assert [r["step"] for r in rows_lib.read_rows(tmp_path)] == [1, 2, 3]
+    assert [r["step"] for r in log_file.read_rows(tmp_path)] == [1, 2, 3]
     recorder = record.Recorder(tmp_path, rows=mark, **QUIET)
     log_steps(recorder, 4, 4)
-    assert [r["step"] for r in rows_lib.read_rows(tmp_path)] == [1, 2, 3, 4]
+    assert [r["step"] for r in log_file.read_rows(tmp_path)] == [1, 2, 3, 4]
     killed.close()
     recorder.close()
 
@@ -95,7 +92,7 @@ def test_float32_comes_back_bit_for_bit(tmp_path, convert):
     recorder = record.Recorder(tmp_path, **QUIET)
     recorder.log(1, 0, loss=AWKWARD[0], eval={"knn": convert(AWKWARD)})
     recorder.close()
-    (row,) = rows_lib.read_rows(tmp_path)
+    (row,) = log_file.read_rows(tmp_path)
     back = np.array(row["eval"]["knn"], np.float32)
     np.testing.assert_array_equal(back.view(np.uint32), AWKWARD.view(np.uint32))
     assert np.float32(row["loss"]) == AWKWARD[0]
@@ -186,7 +183,7 @@ def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path, lost):
     second = record.Recorder(tmp_path, rows=mark, progress=False)
     log_steps(second, 5, 6)
     second.close()
-    unix = [r["time"]["unix"] for r in rows_lib.read_rows(tmp_path)]
+    unix = [r["time"]["unix"] for r in log_file.read_rows(tmp_path)]
     loss_at = [*unix[:4], *unix[5:]]
     want = [("train/loss", s, np.float32(1 / s), loss_at[s - 1]) for s in range(1, 7)]
     want += [("time/images_per_second", s, 100.0, loss_at[s - 1]) for s in range(1, 7)]
@@ -205,7 +202,7 @@ def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path, lost):
 def progress(tmp_path, monkeypatch, seconds=2.0, **options):
     """Ten steps, one each `seconds`; the second task begins at step 6."""
     clock = types.SimpleNamespace(monotonic=lambda: clock.now, time=lambda: 0.0, now=0)
-    monkeypatch.setattr(progress_lib, "time", clock)
+    monkeypatch.setattr(progress_bar, "time", clock)
     options = {"tensorboard": False, "num_tasks": 2, **options}
     recorder = record.Recorder(tmp_path, **options)
     for step in range(1, 11):
@@ -242,7 +239,7 @@ def test_progress_on_a_terminal_is_a_bar_unless_off(tmp_path, monkeypatch, optio
 
 
 def test_rows_stay_where_saving_them_is_cut_off(tmp_path, monkeypatch):
-    path, rows = tmp_path / rows_lib.FILE, b'{"step": 1, "task": 0}\nx\n'
+    path, rows = tmp_path / log_file.FILE, b'{"step": 1, "task": 0}\nx\n'
     path.write_bytes(rows)
     with monkeypatch.context() as cut:
         cut.setattr(storage, "replacing", lambda _: 1 / 0)
@@ -251,7 +248,7 @@ def test_rows_stay_where_saving_them_is_cut_off(tmp_path, monkeypatch):
     assert path.read_bytes() == rows
     record.Recorder(tmp_path, rows=len(rows), **QUIET).close()
     assert path.read_bytes() == rows[:-2]
-    assert (tmp_path / f"damaged-{rows_lib.FILE}").read_bytes() == rows
+    assert (tmp_path / f"damaged-{log_file.FILE}").read_bytes() == rows
 
 
 # Results
@@ -260,10 +257,10 @@ def test_rows_stay_where_saving_them_is_cut_off(tmp_path, monkeypatch):
 def filled(size=4, done=3, seed=0):
     rng = np.random.default_rng(seed)
     rows, alone = rng.random((2, done, size)), rng.random(size)
-    results = results_lib.empty_results(size) | {"finetune": {"knn": alone.tolist()}}
+    results = result_file.empty_results(size) | {"finetune": {"knn": alone.tolist()}}
     for task in range(done):
         both = {"knn": rows[0, task], "linear": rows[1, task]}
-        results = results_lib.add_task(
+        results = result_file.add_task(
             results, task, both, {"drift": task / 2}, 1.5 * task
         )
     return results, rows, alone
@@ -273,9 +270,9 @@ def test_summary_is_that_of_the_equations():
     """Against loops over the definitions, with three of four tasks done."""
     results, rows, alone = filled()
     for name, a in zip(("knn", "linear"), rows, strict=True):
-        np.testing.assert_array_equal(results_lib.matrix(results, name)[:3], a)
-        assert np.isnan(results_lib.matrix(results, name)[3]).all()
-        found = results_lib.summary(results)[name]
+        np.testing.assert_array_equal(result_file.matrix(results, name)[:3], a)
+        assert np.isnan(result_file.matrix(results, name)[3]).all()
+        found = result_file.summary(results)[name]
         averages = [sum(a[t, : t + 1]) / (t + 1) for t in range(3)]
         want = {
             "average_accuracy": averages[2],
@@ -294,12 +291,12 @@ def test_summary_is_that_of_the_equations():
 def test_add_replaces_a_task_and_leaves_the_old_results_alone():
     results, rows, _ = filled()
     before = json.dumps(results)
-    changed = results_lib.add_task(
+    changed = result_file.add_task(
         results, 1, {"linear": np.arange(4) / 4, "new": [0] * 4}, {}, 9
     )
     assert json.dumps(results) == before
     np.testing.assert_array_equal(
-        results_lib.matrix(changed, "linear")[:3],
+        result_file.matrix(changed, "linear")[:3],
         [rows[1, 0], np.arange(4) / 4, rows[1, 2]],
     )
     assert changed["matrices"]["knn"][1] == [None] * 4
@@ -309,21 +306,21 @@ def test_add_replaces_a_task_and_leaves_the_old_results_alone():
 
 
 def test_results_and_added_keys_survive_the_file(tmp_path):
-    results = results_lib.empty_results(3, task_names=["a", "b", "c"])
+    results = result_file.empty_results(3, task_names=["a", "b", "c"])
     results["untrained"] = {"x": np.array([0.5, np.nan, 0.25], np.float32)}
     results["finetune"] = {"x": [0.5, 0.5, 0.5]}
-    results = results_lib.add_task(
+    results = result_file.add_task(
         results, 0, {"x": [0.75, 0.25, 0.5]}, {"nan": np.nan}, 2
     )
-    results = results_lib.add_task(results, 1, {"x": [0.5, 0.75, 0.5]}, {}, 2)
-    results_lib.write_results(tmp_path, results)
-    back = results_lib.read_results(tmp_path)
-    assert back == results_lib.to_json(results)
+    results = result_file.add_task(results, 1, {"x": [0.5, 0.75, 0.5]}, {}, 2)
+    result_file.write_results(tmp_path, results)
+    back = result_file.read_results(tmp_path)
+    assert back == result_file.jsonable(results)
     assert back["untrained"] == {"x": [0.5, None, 0.25]}
-    assert results_lib.add_task(back, 2, {}, {}, 1)["untrained"] == back["untrained"]
+    assert result_file.add_task(back, 2, {}, {}, 1)["untrained"] == back["untrained"]
     whole = strict((tmp_path / "results.json").read_text())
-    assert whole.pop("summary") == results_lib.summary(results) and whole == back
-    assert results_lib.summary(results)["x"]["plasticity"] == -0.25
+    assert whole.pop("summary") == result_file.summary(results) and whole == back
+    assert result_file.summary(results)["x"]["plasticity"] == -0.25
 
 
 @pytest.fixture
@@ -371,7 +368,7 @@ def test_only_time_depends_on_the_clock(tmp_path, monkeypatch):
         monkeypatch.setattr(record, "time", clock)
         recorder = record.Recorder(tmp_path, **QUIET)
         recorder.log(1, 0, loss=0.5, time={"images_per_second": now})
-        rows.append(rows_lib.read_rows(tmp_path)[0])
+        rows.append(log_file.read_rows(tmp_path)[0])
         recorder.close()
     assert [r.pop("time")["unix"] for r in rows] == [10.0, 9e8]
     assert rows[0] == rows[1]
@@ -387,14 +384,14 @@ def test_a_result_below_the_untrained_network_is_said(after, below):
         "finetune": {},
         "cost": {"total": None},
     }
-    assert (results_lib.below_untrained(results) == ["knn/all"]) == below
+    assert (result_file.below_untrained(results) == ["knn/all"]) == below
     assert ("knn/all: " in finish.format_results(results)) == below
 
 
 def test_the_end_says_where_a_run_lies_and_what_comes_next(tmp_path):
     work = run_directories.untried(tmp_path / "run")
     told = finish.closing(work, tmp_path)
-    assert str(tmp_path / results_lib.RESULTS) in told and "plots" not in told
+    assert str(tmp_path / result_file.RESULTS) in told and "plots" not in told
     (tmp_path / "plots").mkdir()
     lines = finish.closing(work, tmp_path).splitlines()
     assert any(str(tmp_path / "plots") in line for line in lines)
@@ -427,7 +424,7 @@ def test_steps_that_arrive_together_have_one_speed(monkeypatch):
     monkeypatch.setattr(metrics_log.time, "monotonic", lambda: next(seconds))
     work = types.SimpleNamespace(
         data=types.SimpleNamespace(batch_size=50),
-        parts=lambda task: 1,
+        batches_per_step=lambda task: 1,
         loop=types.SimpleNamespace(steps_per_call=2),
         logging=types.SimpleNamespace(every=2),
     )

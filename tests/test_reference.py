@@ -7,9 +7,9 @@ import pytest
 
 from jaxcl.data import identity
 from jaxcl.errors import Refused
-from jaxcl.update import gate, lineage, verdict
+from jaxcl.run import updates
+from jaxcl.update import gate, references, verdict
 from jaxcl.update import plan as update_plan
-from jaxcl.update import reference as reference_lib
 
 
 def make_judge(rows, protocol="knn", classes=None):
@@ -18,7 +18,7 @@ def make_judge(rows, protocol="knn", classes=None):
     kinds = (
         np.array([b"%d" % (row % 3) for row in rows]) if classes is None else classes
     )
-    return reference_lib.Judge(names, rows.astype(np.uint64) + 7, kinds, protocol)
+    return references.LabelledImages(names, rows.astype(np.uint64) + 7, kinds, protocol)
 
 
 def make_update(run, number, *, accepted=True, marks=range(200), **record):
@@ -45,16 +45,16 @@ def make_update(run, number, *, accepted=True, marks=range(200), **record):
 
 def make_plan(run, judge, number=None, **options):
     options = {"budget": 0.05, "on_trust": True} | options
-    numbers = [int(path.name) for path in lineage.list_updates(run)]
+    numbers = [int(path.name) for path in updates.list_updates(run)]
     folder = run / "updates" / f"{number or max(numbers, default=0) + 1:04d}"
-    parent = lineage.find_current(str(run))
-    return reference_lib.plan_comparison(str(run), folder, parent, judge, **options)
+    parent = updates.find_current(str(run))
+    return references.plan_comparison(str(run), folder, parent, judge, **options)
 
 
 def write_reference(run, judge, number=1, where="gone"):
     right = {"knn": np.arange(len(judge.marks)) % 4 > 0}
-    kept = reference_lib.Reference(where, judge, right)
-    return reference_lib.write_reference(str(run), number, kept)
+    kept = references.Reference(where, judge, right)
+    return references.write_reference(str(run), number, kept)
 
 
 def test_the_same_images_are_found_again():
@@ -63,28 +63,28 @@ def test_the_same_images_are_found_again():
         first, second = (rng.integers(0, 12, 15) for _ in range(2))
         a, b = make_judge(first), make_judge(second)
         b = b._replace(names=b.names[::-1])  # a name does not matter
-        rows, at = reference_lib.match_images(a, b)
+        rows, at = references.match_images(a, b)
         np.testing.assert_array_equal(first[rows], second[at])
         both = sum(min((first == x).sum(), (second == x).sum()) for x in range(12))
         assert len({*rows}) == len({*at}) == len(rows) == both
     other = make_judge(first, classes=np.array([b"new"] * 15))  # corrected labels
-    assert len(reference_lib.match_images(make_judge(first), other)[0]) == 0
+    assert len(references.match_images(make_judge(first), other)[0]) == 0
 
 
 def test_answers_are_kept_as_they_were(tmp_path):
     judge = make_judge(range(70))
     path = write_reference(tmp_path, judge)
-    kept = reference_lib.read_reference(path)
+    kept = references.read_reference(path)
     np.testing.assert_array_equal(kept.right["knn"], np.arange(70) % 4 > 0)
-    assert all(map(np.array_equal, kept.judge, judge)) and kept.run == "gone"
+    assert all(map(np.array_equal, kept.images, judge)) and kept.run == "gone"
     write_reference(tmp_path, make_judge(range(3)))  # what is there stays
-    assert len(reference_lib.read_reference(path).judge.marks) == 70
+    assert len(references.read_reference(path).images.marks) == 70
     write_reference(tmp_path, judge, number=11)
-    assert reference_lib.find_file(str(tmp_path)).name == "0011.npz"
+    assert references.find_file(str(tmp_path)).name == "0011.npz"
     with open(path, "r+b") as file:
         file.truncate(100)
     with pytest.raises(Refused, match=r"0001\.npz.*--reference"):
-        reference_lib.read_reference(path)
+        references.read_reference(path)
 
 
 def test_a_new_chain_begins_with_its_run_and_an_old_one_with_its_parent(tmp_path):
@@ -131,7 +131,7 @@ def test_a_judge_that_changed(tmp_path):
 def test_a_reference_that_is_there_answers_again(tmp_path, monkeypatch):
     make_update(tmp_path, 1, outcome=gate.ACCEPTED)
     write_reference(tmp_path, make_judge(range(200)))
-    monkeypatch.setattr(reference_lib, "is_there", lambda run: run == "gone")
+    monkeypatch.setattr(references, "is_there", lambda run: run == "gone")
     plan = make_plan(tmp_path, make_judge(range(200), protocol="other"))
     assert (plan.run, plan.reference) == ("gone", None) and "gone" in plan.remarks[0]
 
@@ -145,7 +145,7 @@ def test_images_that_choose_do_not_judge(tmp_path):
     # An image is in the same part, whatever else is there.
     few = make_judge(range(399, 100, -1))
     np.testing.assert_array_equal(
-        reference_lib.find_choosing(few)[::-1], plan.choosing[101:]
+        references.find_choosing(few)[::-1], plan.choosing[101:]
     )
     with pytest.raises(Refused, match="config.average='auto'.*50.*--select"):
         make_plan(tmp_path, make_judge(range(90)), chooses=True)
@@ -192,7 +192,7 @@ def test_three_words_and_what_becomes_of_them(
     now = first.copy()
     now[:lost], now[300 - gained :] = False, True
     parent = ~now
-    found = reference_lib.compare_answers(
+    found = references.compare_answers(
         plan, {"knn": parent}, {"knn": now}, {"knn": first}, 0.02, 0.95
     )
     found = json.loads(json.dumps(found))

@@ -206,8 +206,8 @@ def test_a_class_of_both_the_memory_and_the_task_is_one_pool():
 
 def proposal(state, rows, temperature, leftover=False, passes=5):
     """Eq. 11-12 of all rows, each divided by its class's sum; row -> g."""
-    net = rehearsal.network(toy.parts(), prototypes=True, **toy.WIDTHS)
-    images = toy.parts().plain(toy.EXAMPLES.images[rows])[:, :, ::-1]
+    net = rehearsal.build_network(toy.parts(), prototypes=True, **toy.WIDTHS)
+    images = toy.parts().eval_transform(toy.EXAMPLES.images[rows])[:, :, ::-1]
     z, _ = net(state.params, state.stats, images, train=False)
     z, c = (np.asarray(x, np.float64) for x in (z, state.params["prototypes"]))
     every, seen = range(len(rows)), np.flatnonzero(state.extra.seen)
@@ -256,8 +256,10 @@ def test_only_scores_need_all_images():
 
 def test_the_network():
     """Unit rows; features of the encoder; prototypes as PyTorch's linear layer."""
-    net = rehearsal.network(toy.parts(), hidden_dim=8, output_dim=400, prototypes=True)
-    images = toy.parts().plain(toy.EXAMPLES.images[:5])
+    net = rehearsal.build_network(
+        toy.parts(), hidden_dim=8, output_dim=400, prototypes=True
+    )
+    images = toy.parts().eval_transform(toy.EXAMPLES.images[:5])
     params, stats = net.init(jax.random.key(0), images)
     assert set(params) == {"encoder", "projector", "prototypes"}
     assert params["prototypes"].shape == (7, 400)

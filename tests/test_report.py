@@ -12,9 +12,9 @@ from PIL import Image
 from scipy import stats
 
 from helpers import run_directories, toy
+from jaxcl import cli
 from jaxcl.report import page as report_page
-from jaxcl.run import cost, finish
-from jaxcl.run import results as results_lib
+from jaxcl.run import cost, finish, result_file
 
 KNN = "knn/class_incremental"
 UNIX = 1_800_000_000.0  # 2027-01-15 08:00
@@ -40,12 +40,12 @@ def leave(
     **more,
 ):
     """A run after as many tasks as the matrix has rows; `more` goes to its results."""
-    results = results_lib.empty_results(len(matrix[0]), task_names=names)
+    results = result_file.empty_results(len(matrix[0]), task_names=names)
     spent = {"train": 10.0, "compile": 1.0, "evaluation": 2.0}
     machine = {"device": "cpu", "num_devices": 2, "peak_bytes": None}
     entry, logged = cost.TaskCost(5, 50, 100, spent, machine), []
     for task, row in enumerate(matrix):
-        results = results_lib.add_task(results, task, {name: row}, scalars or {}, 13.5)
+        results = result_file.add_task(results, task, {name: row}, scalars or {}, 13.5)
         results["cost"] = cost.add_task(results["cost"], task, entry)
         logged.append({"step": 5 * task + 5, "task": task, "eval": {name: row}})
     rows = [{"time": {"unix": UNIX + row["step"]}} | row for row in rows or logged]
@@ -119,7 +119,7 @@ class Tree(html.parser.HTMLParser):
 def made(*folders, out=None, **options):
     out = out or pathlib.Path(folders[0]).parent / "page.html"
     told = [f"--{key}={value}" for key, value in options.items()]
-    assert report_page.main([*map(str, folders), f"--out={out}", *told]) == 0
+    assert cli.main(["report", *map(str, folders), f"--out={out}", *told]) == 0
     return out
 
 
@@ -283,9 +283,9 @@ def evil(tmp_path):
             config={EVIL: {EVIL: f"{EVIL}{number}"}},
             **more,
         )
-        results = results_lib.read_results(folder)
+        results = result_file.read_results(folder)
         results["cost"] |= {"device": EVIL, "jax": EVIL}
-        results_lib.write_results(folder, results)
+        result_file.write_results(folder, results)
         folders.append(folder)
     return folders
 
@@ -303,7 +303,7 @@ def test_nothing_that_comes_from_files_becomes_markup(tmp_path):
 def test_refuses_what_is_no_run(runs, capsys):
     def refused(*arguments):
         out = runs / "refused.html"
-        assert report_page.main([*map(str, arguments), f"--out={out}"]) == 2
+        assert cli.main(["report", *map(str, arguments), f"--out={out}"]) == 2
         assert not out.exists()
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith("jaxcl: ")
@@ -319,7 +319,7 @@ def test_refuses_what_is_no_run(runs, capsys):
         (runs / "ace" / "seed_0" / "metrics.jsonl").write_text(f"{line}\n")
         assert "seed_0/metrics.jsonl: line 1" in refused(runs / "ace")
     missing = runs / "no" / "x.html"
-    assert report_page.main([str(runs / "er"), f"--out={missing}"]) == 2
+    assert cli.main(["report", str(runs / "er"), f"--out={missing}"]) == 2
     assert capsys.readouterr().err.startswith("jaxcl: ")
 
 
@@ -329,7 +329,7 @@ def test_a_real_run(tmp_path):
     work = toy.job(tmp_path / "run", tasks=2, **toy.ONLINE, **changes)
     results, name = finish.run_job(work, tmp_path / "run"), "predict/class_incremental"
     root = page(tmp_path / "run")
-    want = results_lib.summary(results)[name]
+    want = result_file.summary(results)[name]
     found = table(root, f"measures of {name}")["run"]
     for title in ("average accuracy", "forgetting", "stability"):
         value = want[title.replace(" ", "_")]

@@ -8,8 +8,7 @@ import pytest
 from helpers import toy
 from jaxcl.config import build
 from jaxcl.data import stream
-from jaxcl.run import finish, seeds, train
-from jaxcl.run import results as results_lib
+from jaxcl.run import finish, result_file, seeds, train
 
 RUNS = toy.ONLINE | {
     "method": {"name": "er"},
@@ -28,8 +27,8 @@ def run(workdir, **changes):
 
 def matrices(workdir):
     return {
-        seed: results_lib.matrix(
-            results_lib.read_results(workdir / seeds.folder(seed)),
+        seed: result_file.matrix(
+            result_file.read_results(workdir / seeds.folder(seed)),
             "predict/class_incremental",
         )
         for seed in (3, 4)
@@ -50,7 +49,7 @@ def test_one_after_another_each_is_a_run_of_its_own(apart, tmp_path):
     results = train.run_tasks(alone, tmp_path)
     second = matrices(workdir)[4]
     np.testing.assert_array_equal(
-        second, results_lib.matrix(results, "predict/class_incremental")
+        second, result_file.matrix(results, "predict/class_incremental")
     )
     assert not np.array_equal(second, matrices(workdir)[3], equal_nan=True)
     kept = json.loads((workdir / "seed_4" / "config.json").read_text())

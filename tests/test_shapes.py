@@ -5,7 +5,8 @@ import hashlib
 import numpy as np
 import pytest
 
-from jaxcl.data import fetch, shapes, sources
+from jaxcl import cli
+from jaxcl.data import shapes, sources
 
 SMALL = {"train": 20, "test": 10, "size": 16}
 # Of the small draw, taken once on x86-64.
@@ -65,7 +66,7 @@ def test_a_silhouette_lies_within_its_image_and_has_a_common_area(kind):
 def test_written_folders_are_read_back(small, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(shapes, "shapes", lambda: small)
     out = tmp_path / "shapes"
-    assert fetch.main(["shapes", f"--out={out}"]) == 0
+    assert cli.main(["data", "shapes", f"--out={out}"]) == 0
     assert f"own_images:{out}/plain" in capsys.readouterr().out
     assert {path.name for path in out.iterdir()} == set(shapes.DOMAINS)
     for number, domain in enumerate(shapes.DOMAINS):
@@ -81,6 +82,6 @@ def test_written_folders_are_read_back(small, tmp_path, monkeypatch, capsys):
                 (shapes.CLASSES[drawn.label[row]], drawn.images[row].tobytes())
                 for row in rows
             }
-    assert fetch.main(["shapes", f"--out={out}"]) == 2  # it is not empty
-    assert fetch.main(["shapes", f"--out={tmp_path}/b", f"--from={out}"]) == 2
+    assert cli.main(["data", "shapes", f"--out={out}"]) == 2  # it is not empty
+    assert cli.main(["data", "shapes", f"--out={tmp_path}/b", f"--from={out}"]) == 2
     assert not (tmp_path / "b").exists()

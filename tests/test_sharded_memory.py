@@ -214,9 +214,9 @@ def test_nothing_moves_between_devices():
         assert not MOVES.findall(text), name
     # The control: one buffer, its slots split in the same way.
     split = sharding.split_sharding(mesh)
-    whole = buffer.Buffer(state.items, state.filled, jnp.int32(0))
+    memory = buffer.Buffer(state.items, state.filled, jnp.int32(0))
     slots = jax.device_put(np.arange(16, dtype=np.int32), split)
-    text = compiled_text(buffer.write, whole, slots, items)
+    text = compiled_text(buffer.write, memory, slots, items)
     assert any("u8" in moved for moved in MOVES.findall(text))
 
 

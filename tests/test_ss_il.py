@@ -8,7 +8,7 @@ import pytest
 from helpers import loss_twins as f64
 from helpers import online_toy as toy
 from jaxcl.methods import online, ss_il
-from jaxcl.methods.online import teacher
+from jaxcl.methods.online import distillation
 
 FIRST, SECOND, THIRD = toy.FIRST, toy.SECOND, toy.batch(2, [4, 4, 4, 2, 3, 4])
 TASKS = [[0, 1], [2, 3]]  # their classes
@@ -73,7 +73,7 @@ def test_rows_of_the_present_task_are_not_replayed():
 
 def test_classes_by_the_task_in_which_they_came_first():
     task_of = jnp.array([0, 0, 1, -1, -1])
-    found = teacher.record_tasks(task_of, jnp.array([3, 0, 3, 2]), jnp.int32(2))
+    found = distillation.record_tasks(task_of, jnp.array([3, 0, 3, 2]), jnp.int32(2))
     np.testing.assert_array_equal(found, [0, 0, 1, 2, -1])
     rivals = ss_il.rivals(found, jnp.array([3, 0, 2]), jnp.int32(2))
     old = [True, True, True, False, False]

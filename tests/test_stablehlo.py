@@ -5,12 +5,14 @@ import hashlib
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export as jax_export
 
 from helpers import run_directories
-from jaxcl.weights import encoder, export, stablehlo
+from jaxcl import cli
+from jaxcl.weights import encoder, export, onnx_program, stablehlo
 
 pytest.importorskip("flatbuffers", reason="pip install flatbuffers")
 VIT = {"name": "vit", "width": 16, "layers": 1, "heads": 2, "hidden": 32, "patch": 4}
@@ -52,6 +54,37 @@ def test_a_program_computes_the_features_of_any_number_of_images(name):
     assert np.ptp(want, axis=0).max() > 1e-2  # images are told apart
 
 
+def run_onnx(data, images):
+    onnxruntime = pytest.importorskip("onnxruntime", reason="jaxcl[onnx] has it")
+    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    return session.run(["features"], {"images": images})[0]
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_an_onnx_program_computes_the_same_features(name):
+    pytest.importorskip("onnx", reason="jaxcl[onnx] has it")
+    made = network(name)
+    width = made.num_features
+    matrix = np.random.default_rng(2).normal(size=(width, 6)).astype("f4")
+    mapped = dataclasses.replace(made, adapter={"matrix": matrix})
+    for pixels, one in (("uint8", made), ("float32", mapped)):
+        data = onnx_program.pack_onnx(one, pixels)
+        images = IMAGES if pixels == "uint8" else np.asarray(one.prepare(IMAGES))
+        want = stablehlo.make_program(one, pixels)[0](images)
+        for count in (1, 5):
+            features = run_onnx(data, images[:count])
+            np.testing.assert_allclose(features, want[:count], rtol=2e-4, atol=2e-5)
+    assert np.ptp(want, axis=0).max() > 1e-3  # images are told apart
+    assert onnx_program.describe(made, onnx_program.pack_onnx(made, "uint8"), "uint8")
+
+
+def test_an_operation_without_a_translation_is_named():
+    pytest.importorskip("onnx", reason="jaxcl[onnx] has it")
+    traced = jax.make_jaxpr(jnp.sort)(np.zeros((2, 8)))
+    with pytest.raises(ValueError, match="--onnx: .*sort"):
+        onnx_program._translate(onnx_program._Graph(), traced.jaxpr, [], ["images"])
+
+
 def test_normalised_images_are_taken_as_they_are():
     made = network("mlp")
     loaded = jax_export.deserialize(bytearray(stablehlo.pack_program(made, "float32")))
@@ -91,7 +124,7 @@ def test_the_command_writes_the_program_beside_the_card(tmp_path):
     run, out = tmp_path / "run", tmp_path / "out"
     run_directories.run_of(run)
     options = [f"--run={run}", f"--out={out}"]
-    assert export.main([*options, "--stablehlo"]) == 0
+    assert cli.main(["export", *options, "--stablehlo"]) == 0
     card, data = json.loads((out / "card.json").read_text()), out / stablehlo.FILE
     assert (
         card["files"][stablehlo.FILE] == hashlib.sha256(data.read_bytes()).hexdigest()
@@ -100,6 +133,23 @@ def test_the_command_writes_the_program_beside_the_card(tmp_path):
     told = card["stablehlo"]["input"]
     assert told["dtype"] == loaded.in_avals[0].dtype == np.uint8
     assert told["shape"][1:] == list(loaded.in_avals[0].shape[1:])
-    assert export.main(options) == 0  # the same weights, now without
+    assert cli.main(["export", *options]) == 0  # the same weights, now without
     assert not data.exists()
     assert "stablehlo" not in json.loads((out / "card.json").read_text())
+
+
+def test_the_command_writes_onnx_for_a_run_and_for_an_encoder(tmp_path, capsys):
+    pytest.importorskip("onnx", reason="jaxcl[onnx] has it")
+    run, out, again = (str(tmp_path / name) for name in ("run", "out", "again"))
+    run_directories.run_of(tmp_path / "run")
+    assert export.main([f"--run={run}", f"--out={out}", "--onnx"]) == 0
+    assert "ONNX" in capsys.readouterr().out
+    assert export.main([f"--run={out}", f"--out={again}", "--onnx=float32"]) == 0
+    made = encoder.load_encoder(again, check=True)
+    size, channels = (made.card["input"][key] for key in ("size", "channels"))
+    images = np.random.default_rng(3).integers(0, 256, (3, size, size, channels), "u1")
+    want = made.embed(images)
+    for folder, given in ((out, images), (again, np.asarray(made.prepare(images)))):
+        data = (tmp_path / folder / onnx_program.FILE).read_bytes()
+        np.testing.assert_allclose(run_onnx(data, given), want, rtol=2e-4, atol=2e-5)
+    assert export.main([f"--run={out}", f"--out={tmp_path / 'x'}"]) == 2

@@ -10,8 +10,7 @@ import pytest
 from helpers import toy
 from jaxcl import core
 from jaxcl.config import run_config
-from jaxcl.run import cost, job, lock, metrics_log, train
-from jaxcl.run import rows as rows_lib
+from jaxcl.run import cost, job, lock, log_file, metrics_log, train, updates
 from jaxcl.update import lineage
 
 rows = toy.untimed_rows
@@ -131,7 +130,7 @@ def half(made, tmp_path):
 @pytest.mark.parametrize("lost", ["all", "one"])
 def test_a_run_goes_on_without_rows_that_are_lost(made, whole, half, caplog, lost):
     work, step, _ = made
-    path = half / rows_lib.FILE
+    path = half / log_file.FILE
     lines = path.read_bytes().splitlines(keepends=True)
     damaged = [*lines[:2], b"x" + lines[2][1:], *lines[3:]] if lost == "one" else []
     path.write_bytes(b"".join(damaged))
@@ -139,7 +138,7 @@ def test_a_run_goes_on_without_rows_that_are_lost(made, whole, half, caplog, los
     after = rows(whole)
     gone = {2} if lost == "one" else {*range(len(lines))}
     assert rows(half) == [row for n, row in enumerate(after) if n not in gone]
-    aside = half / f"damaged-{rows_lib.FILE}"
+    aside = half / f"damaged-{log_file.FILE}"
     assert aside.read_bytes() == b"".join(damaged)
     assert "lost rows" in caplog.text
 
@@ -163,9 +162,9 @@ def test_rows_that_are_none_are_named_by_line(tmp_path):
     good = {"step": 1, "task": 0}
     for bad in ("[1]", "7", "{", '{"step": 1}', '{"step": "1", "task": 0}', "\xff"):
         text = f"{json.dumps(good)}\n{bad}\n{json.dumps(good)}\n"
-        (tmp_path / rows_lib.FILE).write_text(text, encoding="latin-1")
-        with pytest.raises(rows_lib.Damaged, match=r"metrics\.jsonl"):
-            rows_lib.read_rows(tmp_path)
+        (tmp_path / log_file.FILE).write_text(text, encoding="latin-1")
+        with pytest.raises(log_file.Damaged, match=r"metrics\.jsonl"):
+            log_file.read_rows(tmp_path)
 
 
 def test_an_update_that_was_rolled_back_keeps_no_encoder(tmp_path):
@@ -175,5 +174,5 @@ def test_an_update_that_was_rolled_back_keeps_no_encoder(tmp_path):
         assert (tmp_path / "checkpoints").exists() == accepted
     (tmp_path / "checkpoints").mkdir()  # it was killed before it came to that
     for _ in range(2):
-        lineage.remove_checkpoints(tmp_path, lineage.read_report(tmp_path))
+        lineage.remove_checkpoints(tmp_path, updates.read_report(tmp_path))
         assert not (tmp_path / "checkpoints").exists()

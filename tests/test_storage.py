@@ -20,7 +20,7 @@ def test_json_comes_back_and_replaces_the_old(tmp_path):
         storage.write_json(path, value)
         assert storage.read_json(str(path)) == value
     assert names(tmp_path) == ["x.json"]
-    assert path.read_bytes() == storage.to_json([2]) == b"[\n 2\n]\n"
+    assert path.read_bytes() == storage.dump_json([2]) == b"[\n 2\n]\n"
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])

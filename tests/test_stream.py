@@ -60,12 +60,12 @@ def test_released_permutation_of_other_seeds(seed):
 )
 def test_class_scenario_partitions_by_label(order, want):
     data = toy()
-    made = scenarios.make(
+    tasks = scenarios.make(
         data, name="class", num_tasks=3, class_order=order, seed=1
     ).tasks
-    assert [len(t.classes) for t in made] == [2, 2, 1]  # the first take one more
-    assert np.concatenate([t.classes for t in made]).tolist() == want
-    for task in made:
+    assert [len(t.classes) for t in tasks] == [2, 2, 1]  # the first take one more
+    assert np.concatenate([t.classes for t in tasks]).tolist() == want
+    for task in tasks:
         expected = [i for i, y in enumerate(data.train.label) if y in task.classes]
         assert task.train.rows.tolist() == expected
         expected = [i for i, y in enumerate(data.test.label) if y in task.classes]
@@ -75,22 +75,22 @@ def test_class_scenario_partitions_by_label(order, want):
 
 def test_data_scenario_slices_the_released_permutation():
     data = toy()
-    made = scenarios.make(data, name="data", num_tasks=3, seed=7).tasks
+    tasks = scenarios.make(data, name="data", num_tasks=3, seed=7).tasks
     # Label-sorted, ties in dataset order.
     ranked = sorted(range(40), key=lambda i: (data.train.label[i], i))
     shuffled = [ranked[i] for i in stream.released_permutation(40, seed=42)]
-    got = [t.train.rows.tolist() for t in made]
+    got = [t.train.rows.tolist() for t in tasks]
     assert got == [shuffled[:14], shuffled[14:27], shuffled[27:]]
-    assert all(t.test.tolist() == list(range(20)) for t in made)
+    assert all(t.test.tolist() == list(range(20)) for t in tasks)
     other = scenarios.make(data, name="data", num_tasks=3, seed=8).tasks
-    np.testing.assert_array_equal(other[0].train.rows, made[0].train.rows)
+    np.testing.assert_array_equal(other[0].train.rows, tasks[0].train.rows)
 
 
 def test_domain_scenario():
     data = toy()
-    made = scenarios.make(data, name="domain", domain_order=["d2", 0]).tasks
-    assert [(t.name, t.domain) for t in made] == [("d2", 2), ("d0", 0)]
-    for task in made:
+    tasks = scenarios.make(data, name="domain", domain_order=["d2", 0]).tasks
+    assert [(t.name, t.domain) for t in tasks] == [("d2", 2), ("d0", 0)]
+    for task in tasks:
         assert (data.train.domain[task.train.rows] == task.domain).all()
         assert (data.test.domain[task.test] == task.domain).all()
         assert len(task.train.rows) == (data.train.domain == task.domain).sum()
@@ -127,10 +127,10 @@ def test_an_option_changes_the_tasks_or_is_refused(scenario):
     plain = {} if free else {"num_tasks": 2}
 
     def met(**options):
-        made = scenarios.make(data, name=scenario, evaluation="none", **options)
+        cut = scenarios.make(data, name=scenario, evaluation="none", **options)
         plans = (
             stream.schedule(task.train, seed=0, task=0, epochs=1, batch_size=2)
-            for task in made.tasks
+            for task in cut.tasks
         )
         return [[plan[step].tolist() for step in range(len(plan))] for plan in plans]
 
@@ -179,11 +179,11 @@ def test_evaluation_split():
     held = small_sets.examples([0, 1, 2, 3, 4])
     data = toy()._replace(validation=held)
     options = {"name": "class", "num_tasks": 5}
-    made = scenarios.make(data, **options, evaluation="validation")
-    assert made.evaluation is held
-    assert [t.test.tolist() for t in made.tasks] == [[0], [1], [2], [3], [4]]
-    made = scenarios.make(toy()._replace(test=None), **options, evaluation="none")
-    assert made.evaluation is None and len(made.tasks[0].test) == 0
+    cut = scenarios.make(data, **options, evaluation="validation")
+    assert cut.evaluation is held
+    assert [t.test.tolist() for t in cut.tasks] == [[0], [1], [2], [3], [4]]
+    cut = scenarios.make(toy()._replace(test=None), **options, evaluation="none")
+    assert cut.evaluation is None and len(cut.tasks[0].test) == 0
 
 
 def test_chosen_classes_are_cut_out_of_every_split():

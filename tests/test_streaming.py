@@ -7,8 +7,7 @@ import pytest
 from PIL import Image
 
 from helpers import toy
-from jaxcl.data import files as files_lib
-from jaxcl.data import splits
+from jaxcl.data import image_files, splits
 from jaxcl.run import job, train
 
 
@@ -109,7 +108,7 @@ def test_a_corrupt_image_is_named_or_replaced(folder, tmp_path):
     shutil.copytree(folder, root)
     bad = root / "train" / "class0" / "3.png"
     bad.write_bytes(bad.read_bytes()[:60])
-    with pytest.raises(files_lib.Unreadable, match=r"class0/3\.png"):
+    with pytest.raises(image_files.Unreadable, match=r"class0/3\.png"):
         ends(tmp_path / "error", tasks=1, **config(root))
     data = {"name": "image_folder", "path": str(root), "on_corrupt": "skip"}
     with pytest.warns(UserWarning, match=r"class0/3\.png.* in its place"):

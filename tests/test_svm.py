@@ -13,8 +13,7 @@ from helpers import eval_toy, toy
 from jaxcl import sharding
 from jaxcl.data import stream
 from jaxcl.evals import svm
-from jaxcl.run import rows as rows_lib
-from jaxcl.run import train
+from jaxcl.run import log_file, train
 
 PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3)
 FEW = dict(folds=3, inner_folds=2, penalties=(0.1, 1.0, 10.0))
@@ -235,5 +234,5 @@ def test_a_run_without_evaluation_rows_is_judged(tmp_path):
         # Rounding may move a row or two.
         assert second[f"svm/{name}"] == pytest.approx(want, abs=2.5 / len(mine))
     assert second["svm/all"] > 0.5
-    rows = [r["eval"] for r in rows_lib.read_rows(tmp_path / "run") if "eval" in r]
+    rows = [r["eval"] for r in log_file.read_rows(tmp_path / "run") if "eval" in r]
     assert rows == [first, second]

@@ -12,8 +12,8 @@ import matplotlib
 import pytest
 
 from helpers import processes, run_directories
+from jaxcl import plots
 from jaxcl.config import command
-from jaxcl.evals import plots
 from jaxcl.run import evaluation, finish, terminal, train
 
 

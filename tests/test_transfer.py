@@ -10,9 +10,7 @@ from helpers import run_directories, toy
 from jaxcl.config import build
 from jaxcl.data import scenarios, toys
 from jaxcl.evals import knn, linear
-from jaxcl.run import finish, train, transfer
-from jaxcl.run import results as results_lib
-from jaxcl.run import rows as rows_lib
+from jaxcl.run import finish, log_file, result_file, train, transfer
 
 STRATEGY = {"method.strategy": "finetune", "scenario.num_tasks": 5, "epochs": 1}
 PROBE = {"epochs": 3, "augment": False}
@@ -73,7 +71,7 @@ def test_the_trained_encoder_is_judged_and_left_alone(run, tmp_path, devices, ca
         "knn": knn.make(parts, k=5)(saved.state, 0),
     }
     for name, result in want.items():
-        (ours,) = results_lib.matrix(results, f"{name}/class_incremental")
+        (ours,) = result_file.matrix(results, f"{name}/class_incremental")
         gap = 0 if devices == 1 else 2 / len(cut.evaluation.label)
         assert abs(ours[0] - result.rows["class_incremental"][0]) <= gap
     loss = results["scalars"][0]["linear/train_loss"]
@@ -82,8 +80,8 @@ def test_the_trained_encoder_is_judged_and_left_alone(run, tmp_path, devices, ca
     assert results["task_names"] == ["joint"]
     assert results["checkpoint"]["number"] == saved.number
     assert results["checkpoint"]["step"] == int(saved.state.step) > 0
-    assert without_clock(results_lib.read_results(tmp_path)) == without_clock(results)
-    (row,) = rows_lib.read_rows(tmp_path)
+    assert without_clock(result_file.read_results(tmp_path)) == without_clock(results)
+    (row,) = log_file.read_rows(tmp_path)
     assert row["step"] == int(saved.state.step)
     assert row["eval"]["knn/accuracy"] == results["scalars"][0]["knn/accuracy"]
     said = capsys.readouterr().out
@@ -99,7 +97,7 @@ def test_again_is_harmless_and_a_newer_checkpoint_is_judged_anew(run, tmp_path):
     newer = judged(run, here)
     assert newer["checkpoint"]["number"] > first["checkpoint"]["number"]
     assert newer["scalars"] != first["scalars"]
-    assert len(rows_lib.read_rows(here)) == 1
+    assert len(log_file.read_rows(here)) == 1
 
 
 def check_refused(match, run, workdir, **changes):

@@ -14,7 +14,7 @@ from jaxcl import optim
 from jaxcl.config import build, sections
 from jaxcl.methods.two_view import strategies
 from jaxcl.nets import convnext, resnet, tuning, vit
-from jaxcl.run import folder, job
+from jaxcl.run import encoder_folder, job
 from jaxcl.weights import encoder, writer
 
 SMALL = dict(width=16, layers=3, heads=2, hidden=24, patch=4, image_size=8)
@@ -44,19 +44,19 @@ def leave(where, net=NET, section=None, seed=1, channels=1):
     params = numbers(shapes["params"], seed)
     stats = jax.tree.map(np.abs, numbers(shapes.get("batch_stats", {}), 2))
     files = {
-        folder.TENSORS: writer.pack_tensors(
+        encoder_folder.TENSORS: writer.pack_tensors(
             encoder.flatten_leaves(params, stats), "flax"
         )
     }
     inputs = {"kind": "images", "dtype": "uint8", "channels": channels, "size": 8}
     inputs |= {"resize": None, "interpolation": "bicubic", "decoder": None}
     inputs |= {"mean": [0.3] * channels, "std": [0.4] * channels}
-    card = {"format": folder.FORMAT, "encoder": full, "num_features": 16}
+    card = {"format": encoder_folder.FORMAT, "encoder": full, "num_features": 16}
     card |= {"input": inputs, "files": writer.hash_files(files)}
-    card |= {"checksum": folder.checksum(card)}
+    card |= {"checksum": encoder_folder.checksum(card)}
     where.mkdir(parents=True)
-    (where / folder.CARD).write_text(json.dumps(card))
-    (where / folder.TENSORS).write_bytes(files[folder.TENSORS])
+    (where / encoder_folder.CARD).write_text(json.dumps(card))
+    (where / encoder_folder.TENSORS).write_bytes(files[encoder_folder.TENSORS])
     return params
 
 

@@ -143,8 +143,8 @@ def options_of(name):
 def make(name):
     base, strategy, options = options_of(name)
     local = (lambda key, images: local_of(images)) if name.endswith("local") else None
-    made = parts(local=local)
-    return two_view.make(made, base=base, strategy=strategy, **options)
+    components = parts(local=local)
+    return two_view.make(components, base=base, strategy=strategy, **options)
 
 
 @functools.cache
@@ -293,8 +293,8 @@ class Twin:
 
     def drawn(self, keys):
         """Views of stored rows, which exist, and their projections."""
-        held = buffer.Buffer({}, jnp.asarray(self.filled), jnp.int32(self.seen))
-        _, mask, slots = buffer.sample(held, keys, min(B, M))
+        memory = buffer.Buffer({}, jnp.asarray(self.filled), jnp.int32(self.seen))
+        _, mask, slots = buffer.sample(memory, keys, min(B, M))
         mask, slots = np.asarray(mask), np.minimum(slots, M - 1)
         images = np.where(mask[:, None, None, None], self.items["image"][slots], 0)
         return twins.views_of(np.float64(images)), mask, slots
@@ -580,8 +580,8 @@ class Twin:
             )
 
     def store(self, key, images, projections):
-        held = buffer.Buffer({}, jnp.asarray(self.filled), jnp.int32(self.seen))
-        slots = reservoir(held, key, np.ones(B, bool))
+        memory = buffer.Buffer({}, jnp.asarray(self.filled), jnp.int32(self.seen))
+        slots = reservoir(memory, key, np.ones(B, bool))
         for slot, image, projection in zip(slots, images, projections, strict=True):
             if slot < M:
                 self.items["image"][slot] = image

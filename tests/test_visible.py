@@ -11,9 +11,10 @@ from helpers import eval_toy, memory_toy, toy
 from jaxcl import sharding
 from jaxcl.data import stream
 from jaxcl.data.augment import images as augment_images
-from jaxcl.evals import features, linear
+from jaxcl.evals import embedding, linear
 from jaxcl.evals import head as head_lib
 from jaxcl.methods import er, two_view
+from jaxcl.nets import linear_head
 from jaxcl.run import job
 
 CLASSES, DIM = eval_toy.CLASSES, eval_toy.DIM
@@ -41,7 +42,7 @@ def test_probe_trains_on_the_task_and_what_it_replayed(reading):
 def test_every_replayed_row_is_visible_the_first_too():
     parts = memory_toy.parts_of()
     parts = parts._replace(replayed=lambda state: jnp.array([0, -1, 7, -1]))
-    visible = linear._usable_rows(parts, "visible", features.assign_tasks(parts))
+    visible = linear._usable_rows(parts, "visible", embedding.assign_tasks(parts))
     rows = {*parts.stream.tasks[2].train.rows.tolist()}
     assert not rows & {0, 7}
     mask = visible(memory_toy.state_of(2), 2)
@@ -117,7 +118,7 @@ def test_balanced_probe_descends_on_its_draws(augmented, counts):
     assert order_of(0).tolist() != order_of(1).tolist()
     assert len(set(order_of(0))) < len(at)  # with replacement
     x = eval_toy.embedded(memory_toy.state_of(), images)
-    head = head_lib.start_head(k_start, DIM, CLASSES)
+    head = linear_head.start_head(k_start, DIM, CLASSES)
     w, b, loss = eval_toy.probe_twin(x, train.label, head, order_of, 4)
     test = parts.stream.evaluation
     guess = (eval_toy.embedded(memory_toy.state_of(), test.images) @ w + b).argmax(1)
@@ -176,7 +177,7 @@ def test_probe_sees_the_augmentation_that_is_asked_for(streams, given, seen):
             pixels = view(key, images[:, None] if streams else images)
             x.append(np.asarray(pixels, np.float64).reshape(16, -1) @ weight)
             y.append(data.train.label[at])
-    head = head_lib.start_head(k_start, DIM, CLASSES)
+    head = linear_head.start_head(k_start, DIM, CLASSES)
     x, y = np.concatenate(x), np.concatenate(y)
     _, _, loss = eval_toy.probe_twin(
         x, y, head, lambda epoch: 48 * epoch + np.arange(48), 16
@@ -205,7 +206,7 @@ def test_a_run_asks_its_method(name, tmp_path, monkeypatch):
     def resident_fit(*_, **__):
         def run(state, data, rows, task, probe, lr):
             visible.append(set(rows.tolist()))
-            return head_lib.LinearHead(
+            return linear_head.LinearHead(
                 jnp.zeros((data.shape[1], 10)), jnp.zeros(10)
             ), 0.0
 
@@ -222,7 +223,7 @@ def test_a_run_asks_its_method(name, tmp_path, monkeypatch):
     tasks = [set(task.train.rows.tolist()) for task in made.stream.tasks]
     made.evaluation.evaluators["mine"](state, 0)
     made.evaluation.evaluators["mine"](state.replace(task=state.task + 1), 1)
-    alone = made.evaluation.alone(made)
+    alone = made.evaluation.single_tasks(made)
     alone.evaluation.evaluators["mine"](job.initial_state(alone), 0)
     assert visible == [tasks[0], tasks[1] | {0}, tasks[0]] and 0 not in tasks[1]
     want = {"er": {None}, "two_view": {"pnr", "finetune"}}[name]

@@ -12,7 +12,7 @@ from scipy import special
 
 from helpers import toy, twins
 from jaxcl import optim, sharding
-from jaxcl.config import build, sections
+from jaxcl.config import build, resolve, sections
 from jaxcl.nets import chain, positions, vit
 
 SMALL = dict(width=16, layers=2, heads=2, hidden=24, patch=4, image_size=8)
@@ -195,10 +195,10 @@ def test_tables_are_resized_by_the_weights_of_pytorch():
     for rule in ("antialias", "plain", "offset"):
         rows, columns = (np_resize(size, n, rule) for n in grid)
         want = np.einsum("ri,cj,ijd->rcd", rows, columns, table)
-        found = jax.jit(lambda x, rule=rule: positions.resize_table(x, grid, rule))(
+        result = jax.jit(lambda x, rule=rule: positions.resize_table(x, grid, rule))(
             table
         )
-        np.testing.assert_allclose(found, want, atol=2e-5, err_msg=rule)
+        np.testing.assert_allclose(result, want, atol=2e-5, err_msg=rule)
     assert positions.resize_table(table, (size, size), "offset") is table
 
 
@@ -290,7 +290,9 @@ def test_a_frozen_patch_projection_is_never_moved():
         encoder={"name": "vit", **SMALL, "patch": 2, "frozen_patch": True},
         optimizer={"name": "adam", "lr": 0.1, "weight_decay": 0.1, "decoupled": True},
     )
-    make_parts, _ = sections.read_parts(sections.read_top(config.to_dict()))
+    make_parts, _ = sections.read_parts(
+        sections.read_top(resolve.resolve(config.to_dict()))
+    )
     parts = make_parts(num_classes=10)
     net = chain.Chain({"encoder": parts.encoder})
     images = np.random.default_rng(0).normal(size=(2, 8, 8, 1)).astype(np.float32)
@@ -309,8 +311,8 @@ def test_a_frozen_patch_projection_is_never_moved():
     def own_loss(params):
         return jnp.sum(module.apply({"params": params}, images, train=True) ** 2)
 
-    own = jax.jit(jax.grad(own_loss))(params["encoder"])
-    assert not np.any(own["patch"]["kernel"]) and np.any(own["class"])
+    result = jax.jit(jax.grad(own_loss))(params["encoder"])
+    assert not np.any(result["patch"]["kernel"]) and np.any(result["class"])
     moves, _ = parts.tx.update(slopes, parts.tx.init(params), params, lr=0.1)
     still = jax.tree.map(lambda x: not np.any(x), moves["encoder"])
     assert all(jax.tree.leaves(still.pop("patch"))) and not still["class"]

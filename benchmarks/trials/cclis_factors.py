@@ -16,7 +16,7 @@ import sys
 import numpy as np
 import runs
 
-from jaxcl.run import rows as rows_lib
+from jaxcl.run import log_file
 
 CHOICES, SCOPES, DISTILL = ("importance", "uniform"), ("none", "old", "all"), (0.6, 0.0)
 ROWS = {
@@ -45,7 +45,7 @@ def plan(options, seed):
 
 def measure(folder) -> dict:
     """Read the percents after the last task, means over tasks."""
-    last = [row["eval"] for row in rows_lib.read_rows(folder) if "eval" in row][-1]
+    last = [row["eval"] for row in log_file.read_rows(folder) if "eval" in row][-1]
     return {
         f"{probe}/{asked}": 100 * float(np.mean(last[f"{probe}/{asked}"]))
         for probe, asked in itertools.product(PROBES, ASKED)

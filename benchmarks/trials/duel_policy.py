@@ -20,11 +20,9 @@ import runs
 from jaxcl import core
 from jaxcl.config import build
 from jaxcl.data import imbalance
-from jaxcl.evals import features as features_lib
+from jaxcl.evals import embedding
 from jaxcl.memory import duel
-from jaxcl.run import finish
-from jaxcl.run import results as results_lib
-from jaxcl.run import rows as rows_lib
+from jaxcl.run import finish, log_file, result_file
 
 CONFIG = "duel_cifar10_small"
 RHO = (0.5, 0.75, 0.9)
@@ -70,12 +68,12 @@ def config_of(options, row: str, seed: int, rho=(0.1, 0.75), **changes):
 
 def scalars(folder) -> dict:
     """Read what the last evaluation of a run measured; accuracies in percent."""
-    results = results_lib.read_results(folder)
-    task = results_lib.count_finished(results) - 1
-    rows = rows_lib.read_rows(folder)
+    results = result_file.read_results(folder)
+    task = result_file.count_finished(results) - 1
+    rows = log_file.read_rows(folder)
     last = [row["eval"] for row in rows if "eval" in row][-1]
     found = {
-        "knn": 100 * results_lib.matrix(results, "knn/class_incremental")[task, 0],
+        "knn": 100 * result_file.matrix(results, "knn/class_incremental")[task, 0],
         "linear": 100 * last["linear/accuracy"],
         "entropy": last["memory/entropy"],
         "stream": last["memory/stream_entropy"],
@@ -108,8 +106,8 @@ def policy(made):
         mesh=made.mesh,
         workers=0,
     )
-    embed = features_lib.make_embedder(
-        features_lib.select_features(parts, "policy", "projection"), train
+    embed = embedding.make_embedder(
+        embedding.select_features(parts, "policy", "projection"), train
     )
     choose = jax.jit(duel.select)
 
@@ -148,7 +146,7 @@ def entropy(labels) -> float:
 def train_even(options, seed: int, stop) -> pathlib.Path:
     """Train a seed's even task and measure the policy on it; return its directory."""
     folder = even_folder(options, seed)
-    if results_lib.complete(folder):
+    if result_file.complete(folder):
         return folder
     folder.mkdir(parents=True, exist_ok=True)
     made = build.build(config_of(options, "moco", seed, first_tasks=1), folder)

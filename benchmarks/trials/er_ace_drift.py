@@ -15,7 +15,7 @@ import sys
 import numpy as np
 import runs
 
-from jaxcl.run import rows as rows_lib
+from jaxcl.run import log_file
 
 MEASURES = ("drift", "feature_gradient_norm", "prototype_gradient_norm")
 # row -> what follows the colon of the config, and further options
@@ -46,7 +46,7 @@ def plan(options, seed):
 
 def measure(early, folder) -> dict:
     """Measure one run: means and peaks after the switch."""
-    logged = rows_lib.read_rows(folder)
+    logged = log_file.read_rows(folder)
     steps = [r for r in logged if r.get("task") == 1 and "drift" in r]
     measured = {}
     for name in MEASURES:

@@ -15,7 +15,7 @@ import sys
 import numpy as np
 import runs
 
-from jaxcl.run import rows as rows_lib
+from jaxcl.run import log_file
 
 SGD = {"optimizer.lr": 1e-3}  # these rows do not read Adam's rate
 ROWS = {
@@ -58,7 +58,7 @@ def plan(options, seed):
 
 def measure(folder) -> dict:
     """Read the losses after the switch, and what reaching each of them cost."""
-    logged = [row for row in rows_lib.read_rows(folder) if row.get("task") == 1]
+    logged = [row for row in log_file.read_rows(folder) if row.get("task") == 1]
     steps = {row["step"]: row["passes"] for row in logged if "passes" in row}
     judged = [row for row in logged if "objective/loss" in row.get("eval", {})]
     if not judged:  # the old encoder's own run

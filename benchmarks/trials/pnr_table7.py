@@ -13,7 +13,7 @@ import sys
 
 import runs
 
-from jaxcl.run import results as results_lib
+from jaxcl.run import result_file
 
 CONFIG = "quickstart_pnr"
 ARMS = {
@@ -28,8 +28,8 @@ TEMPERATURES = (0.5, 0.2)
 
 def measure(folder) -> dict:
     """Read accuracy and forgetting in percent, and seconds."""
-    results = results_lib.read_results(folder)
-    last = results_lib.summary(results)["knn/domain_aware"]
+    results = result_file.read_results(folder)
+    last = result_file.summary(results)["knn/domain_aware"]
     total = results["cost"]["total"]
     return {
         "accuracy": 100 * last["average_accuracy"],

@@ -19,8 +19,7 @@ import numpy as np
 from scipy import stats
 
 from jaxcl.config import build, command, files, recipe
-from jaxcl.run import finish, job
-from jaxcl.run import results as results_lib
+from jaxcl.run import finish, job, result_file
 
 QUIET = {"plots": False, "tensorboard": False, "progress": False, "plasticity": False}
 Numbers = dict[str, dict[str, dict[str, float]]]
@@ -62,7 +61,7 @@ def read_config(words: str, changes: dict, seed: int, further: Sequence[str] = (
 
 def train(config, folder: pathlib.Path, stop: Callable[[], bool], step=None):
     """Train or resume a run; return its compiled step. A finished run stays."""
-    if results_lib.complete(folder):
+    if result_file.complete(folder):
         return step
     folder.mkdir(parents=True, exist_ok=True)
     began, used = time.monotonic(), time.process_time()

@@ -2,6 +2,8 @@
 
 import ml_collections
 
+from jaxcl.config import recipe
+
 UNIFORM = {"name": "cclis", "keep": "uniform", "scope": "none"}
 NO_PRD = {"weight": 0.0}
 # row -> its method, learning rate, views of an image
@@ -82,7 +84,10 @@ def full(name, row, contrastive=CONTRASTIVE, replay=REPLAY):
         config.precision = "auto"
         config.epochs = (500, 100)
         config.optimizer = {"name": "sgd", "lr": lr, "weight_decay": 1e-4}
-        config.schedule = {"name": "ramped_cosine", "warmup_epochs": 10}
+        config.schedule = {
+            "name": "ramped_cosine",
+            "warmup_epochs": recipe.tie_warmup(config, 10),
+        }
         config.evaluators = {
             "collapse": {},
             "linear": {"preset": "cclis", "epochs": 100, "lr": 0.5},

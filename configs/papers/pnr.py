@@ -78,7 +78,9 @@ def full(name, table):
     config.augment = photo_augment(base)
     set_lambda(config, recipe.look_up(column(table, 3), base))
     config.optimizer = lars(table, base)
-    config.schedule = {"name": "warmup_cosine", "warmup_epochs": 10, "start": 0.003}
+    config.epochs = 400  # every config sets its own
+    warmup = {"warmup_epochs": recipe.tie_warmup(config, 10), "start": 0.003}
+    config.schedule = {"name": "warmup_cosine", **warmup}
     config.evaluators = {"collapse": {}, "linear": probe(table, base)}
     config.evaluators.update(knn={"k": 20}, tsne={})
     config.save_every = 1000

@@ -7,7 +7,7 @@ Use it as an entry of config.evaluators, say
 import numpy as np
 
 from jaxcl import core, schema, sharding
-from jaxcl.evals import features
+from jaxcl.evals import embedding
 
 
 def participation_ratio(x):
@@ -32,8 +32,8 @@ def make(parts: core.EvalParts, *, max_rows: schema.Count = 1000):
       parts: what the config builds for every evaluator.
       max_rows: at most so many evaluation rows, evenly spaced.
     """
-    examples, rows = features.sample_rows(parts, "participation", max_rows, least=2)
-    embed = features.make_embedder(parts, examples, rows=rows)
+    examples, rows = embedding.sample_rows(parts, "participation", max_rows, least=2)
+    embed = embedding.make_embedder(parts, examples, rows=rows)
 
     def evaluate(state, task):
         ratio = participation_ratio(sharding.copy_to_host(embed(state)))

@@ -15,7 +15,6 @@ from typing import Any
 
 import ml_collections
 import numpy as np
-from absl import logging
 from etils import epath
 
 from jaxcl import errors, lookup, numerics
@@ -24,9 +23,9 @@ from jaxcl.config import build, own_images, recipe, run_config
 from jaxcl.data import sources
 from jaxcl.errors import Refused
 from jaxcl.methods.two_view import strategies
-from jaxcl.run import finish, folder, signals
-from jaxcl.weights import encoder as encoder_lib
+from jaxcl.run import encoder_folder, finish, signals, terminal
 from jaxcl.weights import writer
+from jaxcl.weights.encoder import Encoder, flatten_leaves
 
 
 @errors.shortened
@@ -40,7 +39,7 @@ def fit(
     base: str = "simclr",
     strategy: str | None = None,
     tasks: int | Sequence[Any] = 1,
-    encoder: str | Mapping[str, Any] | os.PathLike | encoder_lib.Encoder = "resnet18",
+    encoder: str | Mapping[str, Any] | os.PathLike | Encoder = "resnet18",
     epochs: int | None = None,
     batch_size: int | None = None,
     size: int | None = None,
@@ -61,8 +60,9 @@ def fit(
         with or without class folders, an .npz file, or a directory that
         jaxcl.data.convert, TFDS or `datasets` wrote; the name of a source without
         required options, as "digits"; or a section like config.data.
-      labels: for arrays, N whole numbers or strings; -1 or None where unknown. They are
-        for evaluation and for cutting tasks; only base "supcon" trains with them.
+      labels: labels of arrays, N whole numbers or strings; -1 or None where unknown.
+        They are for evaluation and for cutting tasks; only base "supcon" trains with
+        them.
       test: the evaluation images. A share of the labelled images of each class, by
         default a fifth, which is held out; or other labelled images: (images, labels),
         or a path or section as `images` takes.
@@ -70,22 +70,24 @@ def fit(
       base: the loss of one task, a row of `jaxcl list bases`.
       strategy: the method against forgetting, a row of `jaxcl list strategies`; None:
         "finetune".
-      tasks: their number. If every train image has a label, tasks are classes one after
-        another, else random slices; options={"scenario.name": "data"} takes slices of
-        labelled images, too. Or N entries, one for each image (a year, a place): their
-        sorted values are the tasks.
+      tasks: number of tasks. If every train image has a label, tasks are classes one
+        after another, else random slices; options={"scenario.name": "data"} takes
+        slices of labelled images, too. Or N entries, one for each image (a year, a
+        place): their sorted values are the tasks.
       encoder: a name in `jaxcl.config.own_images.ENCODERS`, as "resnet18" or
         "vit_small"; a section like config.encoder; or pretrained weights: an encoder of
         `load_encoder`, or its folder.
-      epochs: for each task; None: 5 million images seen, but 50 to 400 epochs.
-      batch_size: None: up to 256, with at least four batches an epoch.
+      epochs: number of epochs of each task; None: 5 million images seen, but 50 to 400
+        epochs.
+      batch_size: number of images in a batch; None: up to 256, with at least four
+        batches an epoch.
       size: pixels of a side of the network's input; None: those of the images, at most
         224.
-      seed: of all random draws.
+      seed: seed of all random draws.
       options: other values of the config, by name: {"method.temperature": 0.1}.
-      name: of the run, and of the set if the images are arrays.
+      name: name of the run, and of the set if the images are arrays.
       out: run directory; None: runs/NAME-HASH, with a hash of the settings.
-      quiet: print nothing.
+      quiet: whether to print nothing.
 
     Returns:
       The run.
@@ -97,12 +99,12 @@ def fit(
       jaxcl.run.metrics_log.Diverged: the loss or a parameter is not finite.
     """
     if not isinstance(options, Mapping | None):
-        raise Refused(f"options={options!r}: must be a dict, field -> value")
+        raise Refused("options", options, "must be a dict, field -> value")
     options = options or {}
     read = _make_data_section(images, labels, tasks, test, name)
-    begun = isinstance(encoder, encoder_lib.Encoder)
+    begun = isinstance(encoder, Encoder)
     with _silent(quiet):
-        network = folder.section(encoder.card)[0] if begun else encoder
+        network = encoder_folder.section(encoder.card)[0] if begun else encoder
         scenario = options.get("scenario.name")
         config = _make_config(read.section, network, size, tasks, scenario)
     set_here: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size}
@@ -118,43 +120,38 @@ def fit(
     if not begun:
         _check_strategy(config)
     if config.get("seeds", 1) != 1:
-        raise Refused(
-            f"config.seeds={config.seeds}: must be 1; for other seeds call again with "
-            "seed=1 and so on"
-        )
+        raise Refused("config.seeds", config.seeds, "must be 1; call again with seed=1")
     start = _tensors(encoder) if begun else {}
     where = epath.Path(out or f"runs/{name}-{_hash_settings(config, start)}")
     if begun:
         config.start = _write_encoder(encoder.card, start, where)
     with _silent(quiet), _stopping() as stop:
-        logging.set_verbosity(logging.WARNING)
+        terminal.use_plain_warnings()
         work = build.build(config, where)
         finish.run_job(work, where, stop=stop)
         print(f"\n{finish.closing(work, where)}", flush=True)
-    return result.Result(str(where), held=read.held)
+    return result.Result(str(where), stored_sets=read.stored_sets)
 
 
 def _make_data_section(images, labels, tasks, test, name) -> inputs.ImageInput:
     """Make config.data of the train and evaluation images."""
     domains = None if isinstance(tasks, int | np.integer) else tasks
     if domains is not None and np.ndim(domains) != 1:
-        raise Refused(
-            f"tasks={tasks!r}: must be a whole number from 1, or the task of each image"
-        )
+        raise Refused("tasks", tasks, "must be 1 or more, or the task of each image")
     share = test if isinstance(test, int | float) else None
     if share is not None and not 0 <= share < 1:
-        raise Refused(f"test={test!r}: a share must be from 0 to below 1")
-    train = inputs.make_section(
+        raise Refused("test", test, "a share must be from 0 to below 1")
+    train = inputs.make_input(
         images, name=name, labels=labels, domains=domains, test=share
     )
     if test is None or share is not None:
         return train
-    judging, known = inputs.split_pair(test)
-    judge = inputs.make_section(judging, name=f"{name}_test", labels=known)
-    sections = {"train": train.section, "test": judge.section}
+    images, labels = inputs.split_pair(test)
+    evaluation = inputs.make_input(images, name=f"{name}_test", labels=labels)
+    sections = {"train": train.section, "test": evaluation.section}
     sections = {name: x | sources.without_test_split(x) for name, x in sections.items()}
-    held = (*train.held, *judge.held)
-    return inputs.ImageInput({"name": "judged_by", **sections}, held)
+    stored_sets = (*train.stored_sets, *evaluation.stored_sets)
+    return inputs.ImageInput({"name": "judged_by", **sections}, stored_sets)
 
 
 def _make_config(section, encoder, size, tasks, scenario) -> ml_collections.ConfigDict:
@@ -163,7 +160,7 @@ def _make_config(section, encoder, size, tasks, scenario) -> ml_collections.Conf
         scenario, count = "domain", 1
     else:
         if tasks < 1:
-            raise Refused(f"tasks={tasks}: must be 1 or more")
+            raise Refused("tasks", tasks, "must be 1 or more")
         scenario, count = ("joint" if tasks == 1 else scenario), int(tasks)
     return own_images.config(
         section,
@@ -194,19 +191,20 @@ def _hash_settings(config, start: dict[str, bytes]) -> str:
     """Hash the settings of a run to eight digits, for the name of its directory.
 
     Args:
-      config: of the run, without the folder that is written for `start`.
+      config: config of the run, without the folder that is written for `start`.
       start: the file of an encoder in memory, with which the run begins; or {}.
     """
-    kept = {k: v for k, v in config.to_dict().items() if k not in run_config.MACHINE}
-    kept |= writer.hash_files(start)
-    text = json.dumps(kept, sort_keys=True, default=str)
+    settings = config.to_dict()
+    settings = {k: v for k, v in settings.items() if k not in run_config.MACHINE}
+    settings |= writer.hash_files(start)
+    text = json.dumps(settings, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def _tensors(encoder: encoder_lib.Encoder) -> dict[str, bytes]:
+def _tensors(encoder: Encoder) -> dict[str, bytes]:
     """Pack the tensors of an encoder in memory into a file, by its name."""
-    leaves = encoder_lib.flatten_leaves(encoder.params, encoder.stats)
-    return {folder.TENSORS: writer.pack_tensors(leaves, "flax")}
+    leaves = flatten_leaves(encoder.params, encoder.stats)
+    return {encoder_folder.TENSORS: writer.pack_tensors(leaves, "flax")}
 
 
 def _write_encoder(card: dict, files: dict[str, bytes], where: epath.Path) -> str:

@@ -20,18 +20,17 @@ import json
 import os
 import pathlib
 import re
-import sys
 from collections.abc import Callable
 
 import numpy as np
 from etils import epath
 
-from jaxcl.config import build, command
+from jaxcl.config import build, command, own_images, transfer_config
 from jaxcl.data import storage
 from jaxcl.errors import Refused
 from jaxcl.index import canary, kit, maps, onnx_file, order, upgrade, vectors
-from jaxcl.run import folder, train
-from jaxcl.update import lineage, plan, served, verdict
+from jaxcl.run import encoder_folder, train, updates
+from jaxcl.update import lineage, served, verdict
 
 _CANARY = ".canary.safetensors"
 Work = Callable[[upgrade.Stop], list[str]]  # returns lines to print
@@ -43,7 +42,7 @@ def find_folder(run: str) -> str:
     Raises:
       Refused: there are none.
     """
-    current = run if kit.has_kit(run) else lineage.find_current(run)
+    current = run if kit.has_kit(run) else updates.find_current(run)
     if not kit.has_kit(current):
         raise Refused(
             f"--run={run}: has no accepted update that compared old images; "
@@ -64,8 +63,8 @@ def read_kits(run: str) -> list[kit.Kit]:
     if find_folder(run) == run:
         return [kit.read_kit(run)]
     kits: list[kit.Kit] = []
-    for path in lineage.list_updates(run):
-        if (lineage.read_report(path) or {}).get("accepted") and kit.has_kit(path):
+    for path in updates.list_updates(run):
+        if (updates.read_report(path) or {}).get("accepted") and kit.has_kit(path):
             step = kit.read_kit(path)
             # A gap breaks the chain: what is before it cannot be reached.
             joined = kits and kits[-1].target == step.source
@@ -371,7 +370,7 @@ def refresh_file(
       out: new file.
       ids: a text file with an id on each line.
     """
-    if kit.has_kit(run) and lineage.read_report(run) is None:
+    if kit.has_kit(run) and updates.read_report(run) is None:
         raise Refused(
             f"--run={run}: has no encoder; embed the first of --plan yourself, and "
             "give the vectors by --embedded"
@@ -379,11 +378,13 @@ def refresh_file(
     last, table = _open_upgraded(run, path, ids)
     if _lacks_canary(out):
         return lambda stop: [_write_canary(run, out, ids)]
-    current = lineage.find_current(run)
-    parent = lineage.read_config(current)
-    section = lineage.make_section(images, {}, parent, "--images", whole=True)
-    config = plan.make_transfer_config(section, "none", parent)
-    embedder = build.make_embedder(plan.add_checkpoint(config, current))
+    current = updates.find_current(run)
+    parent = lineage.read_run_config(current)
+    section = own_images.make_section(
+        images, parent_config=parent, field="--images", all_rows=True
+    )
+    config = transfer_config.make_config(section, "none", parent)
+    embedder = build.make_embedder(transfer_config.add_checkpoint(config, current))
     wanted = read_plan(planned, first)
     rows = _find_all(table, wanted, planned)
     everything = np.arange(embedder.size)
@@ -516,7 +517,8 @@ def check_file(
     table = vectors.open_table(path, ids=ids)
     name = None
     if encoder is not None:
-        folder.read_leaves(encoder, folder.read_card(encoder))  # undamaged
+        card = encoder_folder.read_card(encoder)
+        encoder_folder.read_leaves(encoder, card)  # undamaged
         name = kit.name_encoder({"path": encoder})
     return canary.check_index(table, singing, encoder=name, least=least)
 
@@ -541,14 +543,10 @@ def write_map(run: str, out: str) -> str:
     return f"{fitted.kind} map, recall {100 * fitted.recall:.0f} %: {out}"
 
 
-def parser() -> argparse.ArgumentParser:
-    """Make the parser of the command's options."""
-    options = argparse.ArgumentParser(
-        prog="jaxcl index",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    words = options.add_subparsers(dest="word", required=True)
+def add_options(parser) -> None:
+    """Add the options of the command."""
+    parser.description = __doc__
+    words = parser.add_subparsers(dest="word", required=True)
     texts = {
         "fit": "fit a map to vectors of the same images by two encoders",
         "upgrade": "map all vectors to the newest encoder",
@@ -590,7 +588,6 @@ def parser() -> argparse.ArgumentParser:
             one.add_argument("--canary", required=True, help="file of a canary")
             one.add_argument("--encoder", help="folder of the served encoder")
             one.add_argument("--least", type=float, default=0.9, help="share to find")
-    return options
 
 
 def _make_refresh(options) -> Work:
@@ -617,9 +614,8 @@ def _make_refresh(options) -> Work:
     )
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(given: argparse.Namespace) -> int:
     """Run `jaxcl index`; return 2 if an input is wrong, 1 if a check fails."""
-    given = parser().parse_args(argv)
 
     def make():
         if given.word == "upgrade":
@@ -671,7 +667,3 @@ def main(argv: list[str] | None = None) -> int:
         return 0
 
     return command.run_until_signal(make, work)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

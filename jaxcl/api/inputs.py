@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from jaxcl.config import own_images
-from jaxcl.data import files, from_huggingface, in_memory, sources, storage
+from jaxcl.data import from_huggingface, image_files, in_memory, sources, storage
 from jaxcl.errors import Refused
 
 # Arrays, a sequence of images, a Dataset, a path, the name or section of a source.
@@ -23,10 +23,10 @@ class ImageInput(NamedTuple):
     """A section config.data, and the arrays that it names."""
 
     section: dict
-    held: tuple[in_memory.StoredSet, ...] = ()  # to be kept while the section is read
+    stored_sets: tuple[in_memory.StoredSet, ...] = ()  # the section reads them
 
 
-def make_section(
+def make_input(
     images: Images,
     *,
     name: str,
@@ -34,7 +34,7 @@ def make_section(
     domains: Sequence[Any] | None = None,
     test: float | None = None,
 ) -> ImageInput:
-    """Make the section that reads images.
+    """Make the section that reads a caller's images.
 
     Args:
       images: u8[N, H, W] or u8[N, H, W, C]; a sequence of images of one size, arrays
@@ -42,8 +42,8 @@ def make_section(
         .npz file, or a directory that jaxcl.data.convert, TFDS or `datasets` wrote; the
         name of a source that needs no options, as "digits"; or a section like
         config.data.
-      name: of arrays, for messages and run directories.
-      labels: of arrays, N whole numbers or strings; -1 or None where unknown.
+      name: name of the arrays, for messages and run directories.
+      labels: labels of arrays, N whole numbers or strings; -1 or None where unknown.
       domains: likewise, one for each image.
       test: share of each class that is held out, for sources that draw one; None: that
         of the source, a fifth of the labelled images of arrays.
@@ -54,9 +54,9 @@ def make_section(
     class_names = None
     images, labels = _unpack(name, images, labels)
     if type(images).__module__.partition(".")[0] == "datasets":
-        images, own, class_names = _read_dataset(name, images)
+        images, column, class_names = _read_dataset(name, images)
         if labels is None:
-            labels = own
+            labels = column
         else:
             class_names = None
     text = isinstance(images, str | os.PathLike)
@@ -79,17 +79,17 @@ def make_section(
         path = os.fspath(images)
         if path in sources.SOURCES and not storage.exists(path):
             return ImageInput({"name": path} | share)
-        return ImageInput(own_images.of_path(path) | share)
-    held = in_memory.store_set(
+        return ImageInput(own_images.make_section(path) | share)
+    stored = in_memory.store_set(
         name,
         _stack_images(name, images),
         labels=labels,
         domains=domains,
         class_names=class_names,
     )
-    known = bool((held.examples.label >= 0).any())
-    share = {"test": 0.2 if known else 0.0} | share
-    return ImageInput(held.section | share, (held,))
+    is_labelled = bool((stored.examples.label >= 0).any())
+    share = {"test": 0.2 if is_labelled else 0.0} | share
+    return ImageInput(stored.section | share, (stored,))
 
 
 # Usual names of the images and labels in a dict
@@ -99,30 +99,31 @@ _LABELS = ("label", "labels", "y", "target", "targets")
 
 def _unpack(name, images, labels) -> tuple:
     """Separate images from labels in pairs, in a pair of both, and in a dict."""
-    found = None
+    paired_labels = None
     if isinstance(images, Mapping):
         keys = [key for key in _IMAGES if key in images]
         if "name" in images or len(keys) != 1:
             return images, labels
-        known = [key for key in _LABELS if key in images]
-        if {*images} - {*keys, *known} or len(known) > 1:
+        label_keys = [key for key in _LABELS if key in images]
+        if {*images} - {*keys, *label_keys} or len(label_keys) > 1:
             return images, labels
-        images, found = images[keys[0]], images[known[0]] if known else None
+        paired_labels = images[label_keys[0]] if label_keys else None
+        images = images[keys[0]]
     elif isinstance(images, tuple) and _is_pair(images, lambda x: _fits(images[0], x)):
-        images, found = images
+        images, paired_labels = images
     elif _is_indexed(images) and len(images) and _is_pair(images[0], _is_label):
         pairs = [images[row] for row in range(len(images))]
         if odd := [i for i, x in enumerate(pairs) if not _is_pair(x, _is_label)]:
             raise Refused(
                 f"{name}: entry 0 is a pair of an image and a label, entry {odd[0]} not"
             )
-        images, found = zip(*pairs, strict=True)
-        found = [x.item() if hasattr(x, "item") else x for x in found]
-    if found is None:
+        images, paired_labels = zip(*pairs, strict=True)
+        paired_labels = [x.item() if hasattr(x, "item") else x for x in paired_labels]
+    if paired_labels is None:
         return images, labels
     if labels is not None:
         raise Refused(f"labels: {name} have labels with them; give the images alone")
-    return images, _to_numpy(found)
+    return images, _to_numpy(paired_labels)
 
 
 def _is_indexed(images) -> bool:
@@ -229,14 +230,14 @@ def _decode_images(name, images) -> list[np.ndarray]:
             "see Image.convert of PIL"
         )
     grey = modes <= {"1", "L", "LA"}
-    decoding = files.Decoding("pillow", channels=1 if grey else 3)
+    decoding = image_files.Decoding("pillow", channels=1 if grey else 3)
     arrays = [decoding.convert(image, name) for image in images]
     return [array[..., 0] for array in arrays] if grey else arrays
 
 
 def _open_file(path) -> Image.Image:
     """Open an image file; refuse what is none."""
-    with files.reading(os.fspath(path)), Image.open(path) as image:
+    with image_files.reading(os.fspath(path)), Image.open(path) as image:
         image.load()
         return image
 

@@ -9,14 +9,15 @@ import inspect
 import re
 import shutil
 import textwrap
-from collections.abc import Sequence
 from typing import NamedTuple
+
+from jaxcl.errors import Refused
 
 
 def _first_line(text: str | None) -> str:
     """Return the first sentence of a docstring."""
-    whole = inspect.cleandoc(text or "").partition("\n\n")[0]
-    return re.split(r"\. (?=[A-Z])", " ".join(whole.split()))[0].rstrip(".")
+    paragraph = inspect.cleandoc(text or "").partition("\n\n")[0]
+    return re.split(r"\. (?=[A-Z])", " ".join(paragraph.split()))[0].rstrip(".")
 
 
 class Kind(NamedTuple):
@@ -78,10 +79,10 @@ def describe_kind(kind: str) -> dict[str, str]:
     if kind == "configs":
         return importlib.import_module(place).describe_configs()
     if table:
-        made = getattr(importlib.import_module(place), table)
+        entries = getattr(importlib.import_module(place), table)
     else:
-        made = lookup.list_modules(place)
-    lines = {name: _first_line(_docstring(found)) for name, found in made.items()}
+        entries = lookup.list_modules(place)
+    lines = {name: _first_line(_docstring(entry)) for name, entry in entries.items()}
     if kind == "encoders":
         from jaxcl.config import own_images
 
@@ -95,11 +96,11 @@ def format_kind(kind: str, width: int = 88) -> str:
 
     Args:
       kind: a key of `KINDS`.
-      width: of a line.
+      width: width of a line.
     """
-    found = describe_kind(kind)
-    column, lines = max(map(len, found)) + 2, [f"{kind}. Use: {KINDS[kind].use}"]
-    for name, words in found.items():
+    entries = describe_kind(kind)
+    column, lines = max(map(len, entries)) + 2, [f"{kind}. Use: {KINDS[kind].use}"]
+    for name, words in entries.items():
         wrapped = textwrap.wrap(words or "-", max(width - column, 30))
         heads = [name, *[""] * len(wrapped)]
         lines += [f"{x:{column}}{y}" for x, y in zip(heads, wrapped, strict=False)]
@@ -110,23 +111,24 @@ def overview() -> str:
     """Return the kinds, each with its count and one example."""
     lines = []
     for kind in KINDS:
-        found = describe_kind(kind)
-        example = "quickstart" if kind == "configs" else next(iter(found))
-        lines.append(f"{kind:12} {len(found):3}   such as {example}")
+        entries = describe_kind(kind)
+        example = "quickstart" if kind == "configs" else next(iter(entries))
+        lines.append(f"{kind:12} {len(entries):3}   such as {example}")
     return "\n".join([*lines, "", "All of a kind: jaxcl list KIND"])
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def add_options(parser) -> None:
+    """Add the options of the command."""
+    parser.add_argument(
+        "kinds", nargs="*", metavar="KIND", help=f"kinds to list: {', '.join(KINDS)}"
+    )
+
+
+def main(options: argparse.Namespace) -> int:
     """Print the kinds that are asked for; without any, an overview."""
-    parser = argparse.ArgumentParser(prog="jaxcl list", description=__doc__)
-    known = ", ".join(KINDS)
-    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {known}")
-    kinds = parser.parse_args(argv).kinds
-    if wrong := [kind for kind in kinds if kind not in KINDS]:
-        parser.error(f"unknown kind {wrong[0]!r}. Choose: {known}")
+    if wrong := [kind for kind in options.kinds if kind not in KINDS]:
+        raise Refused("KIND", wrong[0], f"must be one of {', '.join(KINDS)}")
     width = shutil.get_terminal_size((88, 24)).columns
-    if not kinds:
-        print(overview())
-    else:
-        print("\n\n".join(format_kind(kind, width) for kind in kinds))
+    texts = (format_kind(kind, width) for kind in options.kinds)
+    print("\n\n".join(texts) if options.kinds else overview())
     return 0

@@ -8,10 +8,8 @@ from typing import Any, Literal
 
 from etils import epath
 
-from jaxcl.run import folder as folder_lib
-from jaxcl.update import lineage
-from jaxcl.weights import encoder as encoder_lib
-from jaxcl.weights import export as export_lib
+from jaxcl.run import encoder_folder, updates
+from jaxcl.weights import encoder, export
 
 # Errors of a directory that one may only read
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -19,14 +17,14 @@ _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 def load_encoder(
     folder: Any, *, check: bool = False, into: Literal["old"] | None = None
-) -> encoder_lib.Encoder:
+) -> encoder.Encoder:
     """Load the encoder of a folder that `jaxcl export` or `jaxcl import` wrote.
 
     A run directory has one, too: that of its last accepted update if there is one. It
     is exported to the folder `encoder` in it.
 
     Args:
-      folder: its path, which may be in a bucket.
+      folder: path of the folder, which may be in a bucket.
       check: compute the features of a fixed picture, and compare them with the card's,
         see `Encoder.check`.
       into: "old" maps the features of `Encoder.embed` to the space of the index before
@@ -37,22 +35,22 @@ def load_encoder(
         first difference.
     """
     is_run = (epath.Path(folder) / "config.json").exists()
-    if folder_lib.is_one(folder) or not is_run:
-        return encoder_lib.load_encoder(folder, check=check, into=into)
+    if encoder_folder.exists_at(folder) or not is_run:
+        return encoder.load_encoder(folder, check=check, into=into)
     with exported(str(folder)) as place:
-        return encoder_lib.load_encoder(place, check=check, into=into)
+        return encoder.load_encoder(place, check=check, into=into)
 
 
 @contextlib.contextmanager
 def exported(run: str) -> Iterator[str]:
     """Export the encoder of a run; yield its folder, in the run or, if need be, not."""
     with tempfile.TemporaryDirectory() as elsewhere:
-        place = f"{lineage.find_current(run)}/encoder"
+        place = f"{updates.find_current(run)}/encoder"
         try:
-            export_lib.export(run, place, force=True)
+            export.export(run, place, force=True)
         except OSError as error:
             if error.errno not in _READ_ONLY:
                 raise
             place = f"{elsewhere}/encoder"
-            export_lib.export(run, place)
+            export.export(run, place)
         yield place

@@ -1,5 +1,7 @@
 """Read a finished run: its encoder, numbers and pictures."""
 
+import base64
+import html
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -7,18 +9,14 @@ from typing import Any, NamedTuple
 import ml_collections
 from etils import epath
 
-from jaxcl import errors
+from jaxcl import errors, plots
 from jaxcl.api import inputs, load
 from jaxcl.config import options, recipe
 from jaxcl.data import in_memory, sources, storage
 from jaxcl.errors import Refused
-from jaxcl.evals import plots
-from jaxcl.run import results as results_lib
-from jaxcl.run import rows as rows_lib
-from jaxcl.update import lineage
+from jaxcl.run import log_file, result_file, updates
 from jaxcl.update import verdict as update_verdict
-from jaxcl.weights import encoder as encoder_lib
-from jaxcl.weights import export as export_lib
+from jaxcl.weights import encoder, export
 
 
 class Update(NamedTuple):
@@ -42,9 +40,9 @@ class Check(NamedTuple):
 
     def __str__(self) -> str:
         """Describe the check in sentences, like the command."""
-        from jaxcl.update import check as check_lib
+        from jaxcl.update import check
 
-        return check_lib.write_sentences(self.report)
+        return check.write_sentences(self.report)
 
 
 class Result:
@@ -54,34 +52,53 @@ class Result:
     """
 
     def __init__(
-        self, folder: str | os.PathLike, *, held: Sequence[in_memory.StoredSet] = ()
+        self,
+        folder: str | os.PathLike,
+        *,
+        stored_sets: Sequence[in_memory.StoredSet] = (),
     ):
         """Read a run.
 
         Args:
           folder: run directory, of one seed.
-          held: arrays that its config names, see `in_memory.store_set`.
+          stored_sets: arrays that its config names, see `in_memory.store_set`.
 
         Raises:
           Refused: it holds no run that has finished a task.
         """
         self.folder = os.fspath(folder)
-        self._held = list(held)
-        self._encoder: tuple[str, encoder_lib.Encoder] | None = None
-        where = epath.Path(self.folder) / results_lib.RESULTS
+        self._stored_sets = list(stored_sets)
+        self._encoder: tuple[str, encoder.Encoder] | None = None
+        where = epath.Path(self.folder) / result_file.RESULTS
         if not where.exists():
             raise Refused(f"{self.folder}: no run in it has finished a task")
 
     def __repr__(self) -> str:
         """Name the directory, and average accuracies, also those before training."""
-        said, results = [f"jaxcl.Result({self.folder!r})"], self.results
+        phrases, results = [f"jaxcl.Result({self.folder!r})"], self.results
         for name, measures in results["summary"].items():
             if (value := measures["average_accuracy"]) is None:
                 continue
-            before = results_lib.untrained(results, name)
+            before = result_file.untrained(results, name)
             was = "" if before is None else f" (untrained {100 * before:.1f} %)"
-            said.append(f"{name} {100 * value:.1f} %{was}")
-        return ", ".join(said)
+            phrases.append(f"{name} {100 * value:.1f} %{was}")
+        return ", ".join(phrases)
+
+    def _repr_html_(self) -> str:
+        """Show accuracies and the picture of `plot` in a notebook."""
+        results, rows = self.results, []
+        for name, measures in results["summary"].items():
+            values = measures["average_accuracy"], result_file.untrained(results, name)
+            cells = ("-" if x is None else f"{100 * x:.1f} %" for x in values)
+            rows.append("".join(f"<td>{html.escape(x)}</td>" for x in (name, *cells)))
+        image = base64.b64encode(plots.to_png(self.plot())).decode()
+        return (
+            f"<p><code>{html.escape(self.folder)}</code></p><table><tr><th></th>"
+            "<th>average accuracy</th><th>untrained</th></tr>"
+            + "".join(f"<tr>{row}</tr>" for row in rows)
+            + '</table><img alt="accuracy and loss" '
+            + f'src="data:image/png;base64,{image}">'
+        )
 
     @property
     def config(self) -> ml_collections.ConfigDict:
@@ -101,30 +118,30 @@ class Result:
     @property
     def results(self) -> dict[str, Any]:
         """Return the content of results.json: matrices, measures, scalars, cost."""
-        return storage.read_object(epath.Path(self.folder) / results_lib.RESULTS)
+        return storage.read_object(epath.Path(self.folder) / result_file.RESULTS)
 
     @property
     def rows(self) -> list[dict[str, Any]]:
         """Return the logged rows: loss, learning rate, evaluations."""
-        return rows_lib.read_rows(self.folder)
+        return log_file.read_rows(self.folder)
 
     @property
-    def encoder(self) -> encoder_lib.Encoder:
+    def encoder(self) -> encoder.Encoder:
         """The network without projector, of the last accepted update if there is one.
 
         `.embed(images)` takes one image or many: arrays, PIL images, paths.
         """
-        now = lineage.find_current(self.folder)
+        now = updates.find_current(self.folder)
         if self._encoder is None or self._encoder[0] != now:
             with load.exported(self.folder) as place:
-                self._encoder = now, encoder_lib.load_encoder(place)
+                self._encoder = now, encoder.load_encoder(place)
         return self._encoder[1]
 
     def plot(self, path: str | os.PathLike | None = None) -> Any:
         """Draw the run: accuracy on each task over time, measures, the loss.
 
         Args:
-          path: of a PNG, SVG or PDF to write; None: none is.
+          path: path of a PNG, SVG or PDF to write; None: none is.
 
         Returns:
           The matplotlib figure, which a notebook shows.
@@ -139,7 +156,7 @@ class Result:
         Args:
           folder: missing, empty, or with the same encoder; `jaxcl.load_encoder` reads
             it anywhere.
-          torch: also write a state dict for PyTorch.
+          torch: whether to write also a state dict for PyTorch.
 
         Returns:
           Its card: the network, its inputs, where it comes from.
@@ -147,13 +164,13 @@ class Result:
         Raises:
           Refused: the folder holds something else.
         """
-        return export_lib.export(self.folder, os.fspath(folder), torch=torch)
+        return export.export(self.folder, os.fspath(folder), torch=torch)
 
     def report(self, path: str | os.PathLike | None = None) -> str:
         """Write a page about the run, one HTML file.
 
         Args:
-          path: of the page; None: report.html in the run directory.
+          path: path of the page; None: report.html in the run directory.
 
         Returns:
           The path.
@@ -188,17 +205,18 @@ class Result:
         repeated call resumes a stopped update, and returns a finished one.
 
         Args:
-          new_images: as for `jaxcl.fit`; labels are not used.
+          new_images: images, as for `jaxcl.fit`; labels are not used.
           test: labelled images for evaluation: (images, labels), or a path or section
             as for `jaxcl.fit`. In arrays and folders without a test part the neighbours
             of a fifth are the other images.
           old: images in the search index; their embeddings before and after are
             compared. None: the run's own, if they are still there.
           limits: {"accuracy_drop": 0.02} and others, see docs/updating.md.
-          epochs: on the new images; None: as many as of each task before.
+          epochs: number of epochs on the new images; None: as many as of each task
+            before.
           average: share of the new weights in an average with the old ones, or "auto".
           options: other values of the update's config: {"train.batch_size": 64}.
-          join: also train on the run's images, for methods that read both.
+          join: whether to train also on the run's images, for methods that read both.
           again: make another update even if the same one is done already.
           select: labelled images that choose the average, as `test`; None: a third of
             `test`.
@@ -221,19 +239,19 @@ class Result:
         changes |= {} if epochs is None else {"train.epochs": epochs}
         changes |= {} if average is None else {"average": average}
         recipe.change(config, changes | dict(options or {}))
-        new = self._data_section("new", new_images, None, whole=True)
-        judge, chooser = (
+        new = self._data_section("new", new_images, None, all_rows=True)
+        test_section, chooser = (
             None if x is None else self._data_section(what, *inputs.split_pair(x))
             for what, x in (("judge", test), ("select", select))
         )
         index = None
         if old is not None:
-            index = self._data_section("old", old, None, whole=True)
+            index = self._data_section("old", old, None, all_rows=True)
         work = update_plan.make_plan(
             self.folder,
             new,
             config.to_dict(),
-            test=judge,
+            test=test_section,
             old=index,
             join=join,
             again=again,
@@ -241,7 +259,7 @@ class Result:
             reference=None if reference is None else os.fspath(reference),
             becomes_reference=accept_as_reference,
         )
-        verdict = lineage.read_report(work.workdir)
+        verdict = updates.read_report(work.workdir)
         if verdict is None:
             verdict = update_command.carry_out(work)
         else:
@@ -260,7 +278,7 @@ class Result:
         """Check whether an update is due; nothing is trained. It is `jaxcl check`.
 
         Args:
-          new_images: as for `jaxcl.fit`; labels are not used.
+          new_images: images, as for `jaxcl.fit`; labels are not used.
           test: labelled images, as for `update`: has the accuracy fallen?
           rows: most images of each sample.
           limit: most that the accuracy may have fallen.
@@ -271,21 +289,21 @@ class Result:
         Raises:
           Refused: an argument is wrong; the run is not finished.
         """
-        from jaxcl.update import check as check_lib
+        from jaxcl.update import check
 
-        new, judge = self._data_section("new", new_images, None, whole=True), None
+        new = self._data_section("new", new_images, None, all_rows=True)
         if test is not None:
-            judge = self._data_section("judge", *inputs.split_pair(test))
-        found = check_lib.check(self.folder, new, test=judge, rows=rows, limit=limit)
-        return Check(found["advice"], found, found["folder"])
+            test = self._data_section("judge", *inputs.split_pair(test))
+        report = check.check(self.folder, new, test=test, rows=rows, limit=limit)
+        return Check(report["advice"], report, report["folder"])
 
-    def _data_section(self, what, images, labels, whole=False) -> str | dict:
+    def _data_section(self, what, images, labels, all_rows=False) -> str | dict:
         """Return a path as it is, anything else as a section; keep its arrays."""
         if isinstance(images, str | os.PathLike):
             return os.fspath(images)
         name = f"{self.config.name}_{what}"
-        read = inputs.make_section(images, name=name, labels=labels)
-        self._held += read.held
-        if not whole:
+        read = inputs.make_input(images, name=name, labels=labels)
+        self._stored_sets += read.stored_sets
+        if not all_rows:
             return read.section
         return read.section | sources.without_test_split(read.section)

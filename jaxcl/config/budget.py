@@ -15,9 +15,9 @@ def updates(
 
     Args:
       per_image: FLOPs that a step may take for each incoming image.
-      images: of a batch.
+      images: number of images in a batch.
       flops: number of updates -> FLOPs of a step with them, None if not known.
-      name: of the method, for messages.
+      name: name of the method, for messages.
 
     Raises:
       Refused: one update costs more, further ones cost nothing, or the FLOPs of a

@@ -11,12 +11,12 @@ import numpy as np
 from etils import epath
 
 from jaxcl import numerics, sharding
-from jaxcl.config import checks, jobs, run_config, sections
+from jaxcl.config import checks, jobs, resolve, run_config, sections
 from jaxcl.config import options as options_lib
 from jaxcl.data import identity, stream
 from jaxcl.errors import Refused
-from jaxcl.evals import features
-from jaxcl.run import agreement, compile_cache, folder, job, seeds, transfer
+from jaxcl.evals import embedding
+from jaxcl.run import agreement, compile_cache, encoder_folder, job, seeds, transfer
 
 
 @numerics.pinned()
@@ -39,13 +39,14 @@ def build(
         directory cannot be written.
     """
     agreement.check_surroundings(run_config.shared_options(config.to_dict()), workdir)
-    raw = _fill_precision(config.to_dict(), workdir)
+    raw = config.to_dict()
     if raw.get("seeds", 1) != 1:
         return _build_seeds(raw, workdir)
     with agreement.failing_together():
-        raw = sections.nest_method(fill_from_encoder(raw))
+        raw = resolve.resolve(raw, workdir)
         plain, top = options_lib.to_json(raw, "config"), sections.read_top(raw)
         compile_cache.use_cache(top.compile_cache)
+        run_config.clear_unstarted(workdir, plain, run_config.NOTED)
         # Below again, when the choices of the machine are known
         run_config.check_config(workdir, plain, run_config.NOTED)
     with agreement.failing_together():
@@ -79,19 +80,8 @@ def _note_choices(top: sections.TopLevel, made) -> dict:
     if isinstance(made, job.Job):
         noted["resident"] = made.data.resident
         if (top.replay or {}).get("sharded"):
-            noted["memory_shards"] = sharding.sharers(made.mesh)
+            noted["memory_shards"] = sharding.num_row_shards(made.mesh)
     return noted
-
-
-def fill_from_encoder(raw: dict) -> dict:
-    """Fill in values from the encoder of config.checkpoint or config.start.
-
-    Raises:
-      Refused: there is none, or it does not fit the config.
-    """
-    if raw.get("checkpoint") is not None:
-        raw = transfer.complete(raw, transfer.config_of(raw["checkpoint"]))
-    return sections.fill_from_start(raw)
 
 
 def _list_options(plain, made) -> dict:
@@ -103,32 +93,20 @@ def _list_options(plain, made) -> dict:
     return options_lib.values(plain, made.loop.replay) | own | flags
 
 
-def _fill_precision(raw: dict, workdir=None) -> dict:
-    """Put the precision in place of "auto".
-
-    A resumed run keeps the precision it started with, on any device.
-    """
-    if raw.get("precision") != "auto":
-        return raw
-    path = None if workdir is None else epath.Path(workdir) / "config.json"
-    begun = run_config.read_config(path) if path is not None and path.exists() else {}
-    return raw | {"precision": begun.get("precision") or sections.choose_precision(raw)}
-
-
 def _build_seeds(raw, workdir) -> seeds.SeedRuns:
     """Make the runs of several seeds, each with a directory and a config of its own."""
     if raw.get("checkpoint") is not None:
         raise Refused("config.seeds: a checkpoint is evaluated once; must be 1")
-    raw = sections.nest_method(raw)
-    whole, plain = sections.fill_from_start(raw), options_lib.to_json(raw, "config")
-    top = sections.read_top(whole)
+    whole = resolve.resolve(raw, workdir)
+    raw = sections.nest_method(resolve.fill_precision(raw, workdir))
+    top, plain = sections.read_top(whole), options_lib.to_json(raw, "config")
     run_config.check_config(workdir, plain)
 
     @functools.lru_cache(maxsize=1)  # the first is asked for again
     def make(seed):
         own = {"seed": seed, "seeds": 1}
         for name in ("start", "plasticity_from"):
-            if raw.get(name) is not None and not folder.is_one(raw[name]):
+            if raw.get(name) is not None and not encoder_folder.exists_at(raw[name]):
                 own[name] = str(epath.Path(raw[name]) / seeds.folder(seed))
         one = ml_collections.ConfigDict(raw | own)
         return build(one, epath.Path(workdir) / seeds.folder(seed))
@@ -150,7 +128,7 @@ def plan_job(
 ) -> job.Job:
     """Make the job of a config for compilation only; it has no evaluators.
 
-    Nothing is written. Within `sharding.for_elsewhere` the job is for other devices.
+    Nothing is written. Within `sharding.compile_target` the job is for other devices.
 
     Args:
       config: what a config file's get_config made, overrides applied.
@@ -160,10 +138,9 @@ def plan_job(
     Raises:
       Refused: as `build`, and where the config trains nothing.
     """
-    raw = sections.fill_from_start(_fill_precision(config.to_dict()))
-    raw = sections.nest_method(raw)
-    if raw.get("checkpoint") is not None:
+    if config.get("checkpoint") is not None:
         raise Refused("config.checkpoint: nothing is trained; must be None")
+    raw = resolve.resolve(config.to_dict())
     off = dict(evaluators={}, plasticity=False, start=None, loggers="")
     off |= {"steps_per_call": 1} if one_step else {}
     top = dataclasses.replace(sections.read_top(raw), **off)
@@ -187,8 +164,7 @@ def restore_frozen(config: ml_collections.ConfigDict) -> jobs.Frozen:
     Raises:
       Refused, OSError: as `build`.
     """
-    raw = fill_from_encoder(_fill_precision(config.to_dict()))
-    return jobs.restore_frozen(sections.read_top(raw))
+    return jobs.restore_frozen(sections.read_top(resolve.resolve(config.to_dict())))
 
 
 class Embedder(NamedTuple):
@@ -211,7 +187,7 @@ def make_embedder(config: ml_collections.ConfigDict) -> Embedder:
 
     def embed(rows):
         return sharding.copy_to_host(
-            features.make_embedder(parts, examples, rows=rows)(state)
+            embedding.make_embedder(parts, examples, rows=rows)(state)
         )
 
     return Embedder(stream.count_rows(examples), embed, source, examples)

@@ -10,8 +10,7 @@ from jaxcl import core, lookup, sharding
 from jaxcl.config import files, options, run_config, sections
 from jaxcl.data import fetch, identity, splits, storage, stream
 from jaxcl.errors import Refused
-from jaxcl.run import agreement, folder
-from jaxcl.run import results as results_lib
+from jaxcl.run import agreement, encoder_folder, result_file
 
 
 def check_path(top: sections.TopLevel) -> None:
@@ -26,8 +25,7 @@ def check_path(top: sections.TopLevel) -> None:
     if top.name in files.describe_configs():
         ways.append(f"try the config without its data: jaxcl train {top.name}:debug")
     raise Refused(
-        f"config.data.path={path!r}: no such file or folder. You can "
-        f"{'; or '.join(ways)}"
+        "config.data.path", path, "no such file or folder", "; or ".join(ways)
     )
 
 
@@ -55,42 +53,42 @@ def check_data(
       The identity of the rows of the data set.
     """
     dataset, is_first = tasks.dataset, jax.process_index() == 0
-    known = identity.identify(dataset)
-    identity.check_data(workdir, known)
+    rows = identity.identify(dataset)
+    identity.check_data(workdir, rows)
     warnings = []
     if odd := splits.unknown_classes(dataset, tasks.evaluation):
         warnings.append(f"config.data: {odd[1]}")
-    if is_first and (known.by_bytes if top.duplicates is None else top.duplicates):
-        whole = known if known.by_bytes else identity.identify(dataset, True)
+    if is_first and (rows.by_bytes if top.duplicates is None else top.duplicates):
+        by_bytes = rows if rows.by_bytes else identity.identify(dataset, True)
         name = f"config.data: {dataset.name}"
-        warnings.append(identity.describe_duplicates(whole, name))
+        warnings.append(identity.describe_duplicates(by_bytes, name))
     warnings.append(_describe_small_view(top.augment))
     for words in filter(None, warnings if is_first else ()):
         logging.warning("%s", words)
-    return known
+    return rows
 
 
-def compare_data(dataset: stream.Dataset, known: identity.Identity) -> None:
+def compare_data(dataset: stream.Dataset, rows: identity.Identity) -> None:
     """Refuse processes that read other data. All processes must call it.
 
     Args:
       dataset: the data set.
-      known: its identity.
+      rows: identity of the dataset's rows.
 
     Raises:
       Refused: in all of them; the message names some rows that differ.
     """
     if jax.process_count() == 1:
         return
-    shared = identity.without_times(dataset, known)
+    shared = identity.without_times(dataset, rows)
     if len({*sharding.gather_bytes(shared.digest().encode())}) == 1:
         return
     is_first = jax.process_index() == 0
     first = sharding.gather_bytes(identity.pack(shared) if is_first else b"")[0]
     changes = identity.describe_changes(identity.unpack(first), shared)
-    told = f"compared with process 0: {changes}" if changes else "as in process 0"
+    difference = f"compared with process 0: {changes}" if changes else "as in process 0"
     agreement.check(
-        {f"config.data: {dataset.name}": told},
+        {f"config.data: {dataset.name}": difference},
         "All must read the same images",
     )
 
@@ -106,17 +104,17 @@ def check_start(top: sections.TopLevel, plain: dict, train: stream.Examples) -> 
       train: the images to train on.
     """
     start, is_after = top.start, top.scenario.get("name") == "after"
-    if is_after and (start is None or folder.is_one(start)):
+    if is_after and (start is None or encoder_folder.exists_at(start)):
         raise Refused(
             "config.scenario.name='after': set config.start to the run directory with "
             "the earlier tasks"
         )
     if start is None:
         return
-    if folder.is_one(start):
+    if encoder_folder.exists_at(start):
         if train.graphs is not None:
-            raise Refused(f"config.start={start!r}: it is an encoder of images")
-        want = folder.read_card(start)["input"]["channels"]
+            raise Refused("config.start", start, "it is an encoder of images")
+        want = encoder_folder.read_card(start)["input"]["channels"]
         first = train.load(0) if train.images is None else train.images[0]
         if first.shape[-1] != want:
             raise Refused(
@@ -129,7 +127,7 @@ def check_start(top: sections.TopLevel, plain: dict, train: stream.Examples) -> 
     _check_same(f"config.start={start!r}", start, plain, same)
 
 
-def found_alone(run: str, plain: dict, method: core.Method) -> dict:
+def read_single_task_results(run: str, plain: dict, method: core.Method) -> dict:
     """Read FT_i from another run; refuse a run that does not fit.
 
     If the method trains a task alone with other options, only its base is compared.
@@ -141,12 +139,12 @@ def found_alone(run: str, plain: dict, method: core.Method) -> dict:
     field = f"config.plasticity_from={run!r}"
     same = ["seed", "data", "scenario", "batch_size", "epochs", "encoder", "augment"]
     same += ["optimizer", "schedule", "scale_lr", "precision", "evaluators", "replay"]
-    same += ["base"] if method.alone else ["method"]
+    same += ["base"] if method.single_task_options else ["method"]
     _check_same(field, run, plain, same)
-    found = results_lib.read_results(run) if results_lib.has_results(run) else {}
-    if "finetune" not in found:
+    results = result_file.read_results(run) if result_file.has_results(run) else {}
+    if "finetune" not in results:
         raise Refused(f"{field}: it has not measured FT_i, or not yet")
-    return found["finetune"]
+    return results["finetune"]
 
 
 def _check_same(field, run, plain, same) -> None:
@@ -154,7 +152,7 @@ def _check_same(field, run, plain, same) -> None:
     path = epath.Path(run) / "config.json"
     if not path.exists():
         raise Refused(f"{field}: there is no run in it")
-    configs = (run_config.read_config(path), plain)
+    configs = (run_config.read_saved_config(path), plain)
     configs = (
         x | {"base": lookup.name_of(x.get("method", {}).get("base"))} for x in configs
     )

@@ -2,7 +2,9 @@
 
 import ast
 import difflib
+import importlib.machinery
 import importlib.util
+import inspect
 import pathlib
 import types
 from collections.abc import Sequence
@@ -10,7 +12,9 @@ from collections.abc import Sequence
 import ml_collections
 from absl import flags
 from ml_collections import config_flags
+from ml_collections.config_flags import config_path
 
+from jaxcl.data import image_files
 from jaxcl.errors import Refused
 
 _PACKAGE = pathlib.Path(__file__).parents[1]  # jaxcl/
@@ -26,11 +30,16 @@ def folder() -> pathlib.Path:
 
 def load_paper(name: str) -> types.ModuleType:
     """Load configs/papers/NAME.py, which the configs of a paper share."""
-    path = folder() / "papers" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"papers_{name}", path)
-    assert spec is not None and spec.loader is not None
+    return _load_module(str(folder() / "papers" / f"{name}.py"))
+
+
+def _load_module(path: str) -> types.ModuleType:
+    """Load a file, whatever its suffix, as a module that no `import` finds."""
+    loader = importlib.machinery.SourceFileLoader(pathlib.Path(path).stem, path)
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    loader.exec_module(module)
     return module
 
 
@@ -69,18 +78,6 @@ def locate(name: str) -> str:
     )
 
 
-def located_in(argv: Sequence[str]) -> list[str]:
-    """Replace the value of --config by its path in the words of a command."""
-    words = list(argv)
-    for at, word in enumerate(words):
-        flag, equals, value = word.partition("=")
-        if flag in ("--config", "-config") and value:
-            words[at] = f"{flag}={locate(value)}"
-        elif flag in ("--config", "-config") and not equals and at + 1 < len(words):
-            words[at + 1] = locate(words[at + 1])
-    return words
-
-
 class _SectionParser(flags.ArgumentParser):
     """Parse the value of a whole section: its name, or a dict of its options."""
 
@@ -100,25 +97,101 @@ class _SectionParser(flags.ArgumentParser):
 config_flags.register_flag_parser_for_type(ml_collections.ConfigDict, _SectionParser())
 
 
-def read_config(words: Sequence[str]) -> ml_collections.ConfigDict:
-    """Read the config of a command's words, as `jaxcl.main` does.
+def load_config(name: str) -> ml_collections.ConfigDict:
+    """Run `get_config` of a config file.
 
     Args:
-      words: "--config=FILE" or "--config=FILE:WORDS", and overrides.
+      name: name or path for `locate`; the word after a colon is passed on.
 
     Raises:
-      Refused, flags.Error: there is no such file, or a word is wrong.
+      Refused, OSError: there is no such file, or it refuses the word.
     """
-    argv, values = ["jaxcl", *located_in(words)], flags.FlagValues()
-    config_flags.DEFINE_config_file(
+    path, colon, word = locate(name).partition(":")
+    words, get_config = [word] if colon else [], _load_module(path).get_config
+    try:
+        inspect.signature(get_config).bind(*words)
+    except TypeError as error:
+        rule = "takes no word" if colon else "needs a word"
+        allowed = f"the config {rule} behind its name and a colon"
+        raise Refused("--config", name, allowed) from error
+    try:
+        config = get_config(*words)
+    except ValueError as error:
+        raise Refused(f"--config={name}: {error}") from error
+    if not isinstance(config, ml_collections.ConfigDict):
+        raise Refused("--config", name, "its get_config must return a ConfigDict")
+    return config
+
+
+def override(config: ml_collections.ConfigDict, words: Sequence[str]) -> None:
+    """Set options of a config in place.
+
+    Args:
+      config: a config; an option that it lacks is added.
+      words: "--config.method.base=byol", "--noconfig.plots".
+
+    Raises:
+      Refused: a word has no place in the config, or is no number where one must be.
+    """
+    try:
+        _set_options(config, words)
+    except _WRONG:
+        for word in words:  # which one?
+            field, _, value = word.removeprefix("--").partition("=")
+            try:
+                _set_options(config, [word])
+            except _WRONG as error:
+                raise Refused(field, value, _say_wrong(config, field, error)) from error
+        raise
+
+
+_WRONG = (flags.Error, LookupError, AttributeError, TypeError, ValueError)
+
+
+def _set_options(config, words) -> None:
+    """Set options as flags of ml_collections do, by the types of the config."""
+    argv, values = ["jaxcl", *words], flags.FlagValues()
+    config_flags.DEFINE_config_dict(
         "config",
-        None,
+        config,
         flag_values=values,
         sys_argv=argv,
         lock_config=False,
         accept_new_attributes=True,
     )
-    left = values(argv)
-    if len(left) > 1 or values["config"].value is None:
+    values(argv)
+
+
+def _say_wrong(config, field, error) -> str:
+    """Say what is wrong with an override."""
+    path = field.partition(".")[2]
+    section, _, _ = path.rpartition(".")
+    try:
+        kind = config_path.get_type(path, config, default_type=object)
+    except (LookupError, AttributeError, TypeError):
+        return f"the config has no section {section!r}"
+    if kind is type(None):
+        return "is None in the config and has no type; copy the file and set it there"
+    kinds = {int: "a whole number", float: "a number", bool: "True or False"}
+    return f"must be {kinds[kind]}" if kind in kinds else str(error)
+
+
+def read_config(words: Sequence[str]) -> ml_collections.ConfigDict:
+    """Read the config of a command's words.
+
+    Args:
+      words: "--config=FILE" or "--config=FILE:WORD", and overrides.
+
+    Raises:
+      Refused, OSError: there is no such file, or a word is wrong.
+    """
+    image_files.lift_pillow_limit()
+    named = [word for word in words if word.startswith("--config=")]
+    overrides = [
+        word for word in words if word.startswith(("--config.", "--noconfig."))
+    ]
+    if not named or len(named) + len(overrides) < len(words):
         raise Refused(f"{' '.join(words)!r}: must be a config, and --config.OPTIONs")
-    return values["config"].value
+    config = load_config(named[-1].partition("=")[2])
+    override(config, overrides)
+    return config

@@ -14,9 +14,9 @@ from jaxcl import core, schema, sharding
 from jaxcl.config import budget, checks, sections
 from jaxcl.data import stream
 from jaxcl.errors import Refused
-from jaxcl.methods.online import replay as replay_lib
+from jaxcl.methods.online import replay
 from jaxcl.nets import chain
-from jaxcl.run import cost, evaluation, folder, job, loggers, transfer
+from jaxcl.run import cost, encoder_folder, evaluation, job, loggers, transfer
 
 _MOST_STEPS = 2**31 - 1  # core.TrainState counts them in an i32
 # Functions of a method that evaluators may call, see `core.EvalParts`
@@ -42,8 +42,8 @@ def make_job(top: sections.TopLevel, plain: dict, workdir, stand_in=None) -> job
     sharding.check_batch(top.batch_size, mesh)
     make_stream = sections.read_tasks(top.data, top.scenario, top.seed, stand_in)
     make_parts, image = sections.read_parts(top)
-    sections.find_method(top.method)
-    asked = schema.options(replay_lib.settings, top.replay or {}, "config.replay")
+    chosen = sections.find_method(top.method)
+    asked = schema.options(replay.settings, top.replay or {}, "config.replay")
     if stand_in is None:
         checks.check_path(top)
 
@@ -65,20 +65,21 @@ def make_job(top: sections.TopLevel, plain: dict, workdir, stand_in=None) -> job
     )
 
     # Method
-    replay = replay_lib.settings(num_classes, top.batch_size, **asked)
-    for name in ("capacity", "size") if replay.sharded else ():
-        sharding.per_device(f"config.replay.{name}", getattr(replay, name), mesh)
+    stream_replay = replay.settings(num_classes, top.batch_size, **asked)
+    for name in ("capacity", "size") if stream_replay.sharded else ():
+        sharding.per_device(f"config.replay.{name}", getattr(stream_replay, name), mesh)
     parts = make_parts(
         num_classes=num_classes,
-        replay=replay,
+        replay=stream_replay,
         num_tasks=len(tasks.tasks),
         batch_size=top.batch_size,
         train_rows=stream.count_rows(train),
-        starts_pretrained=folder.is_one(top.start),
+        starts_pretrained=encoder_folder.exists_at(top.start),
     )
-    if replay.flops is not None:
-        parts = parts._replace(replay=_choose_updates(top, parts, data, workdir, mesh))
-    method = _make_method(top, parts, mesh)
+    if stream_replay.flops is not None:
+        updates = _choose_updates(top, chosen, parts, data, workdir, mesh)
+        parts = parts._replace(replay=updates)
+    method = _make_method(top, chosen, parts, mesh)
     job.check_rows(method, data)
 
     # Evaluation and loop
@@ -92,10 +93,10 @@ def make_job(top: sections.TopLevel, plain: dict, workdir, stand_in=None) -> job
         plots=top.plots,
     )
     loop = _choose_loop(top, data, method, parts)
-    alone = _single_task_runs(
-        top, plain, parts, data, method, eval_parts, evaluations.evaluators
+    single_tasks = _single_task_runs(
+        top, chosen, plain, parts, data, method, eval_parts, evaluations.evaluators
     )
-    evaluations = evaluations._replace(alone=alone)
+    evaluations = evaluations._replace(single_tasks=single_tasks)
     return job.Job(method, mesh, data, loop, evaluations, logging, config=plain)
 
 
@@ -108,9 +109,7 @@ def _choose_loop(top, data: job.Data, method, parts: core.Parts) -> job.Loop:
             f"{top.batch_size}; must be at most {_MOST_STEPS} in all"
         )
     if top.first_tasks is not None and top.first_tasks > tasks:
-        raise Refused(
-            f"config.first_tasks={top.first_tasks}: the scenario has only {tasks} tasks"
-        )
+        raise Refused("config.first_tasks", top.first_tasks, f"there are {tasks} tasks")
     return job.Loop(
         steps_per_call=_steps_per_call(top, data, method),
         save_every=top.save_every,
@@ -124,34 +123,41 @@ def _choose_loop(top, data: job.Data, method, parts: core.Parts) -> job.Loop:
     )
 
 
-def _make_method(top: sections.TopLevel, parts: core.Parts, mesh) -> core.Method:
-    """Make the method; refuse config.replay for a method that replays nothing."""
+def _make_method(top, chosen, parts: core.Parts, mesh) -> core.Method:
+    """Make the method; refuse config.replay for a method that replays nothing.
+
+    Args:
+      chosen: the method's `make`, and its options.
+    """
     with sharding.use_mesh(mesh):
-        method = sections.make_method(top, parts)
+        method = sections.make_method(top, chosen, parts)
     if top.replay and not method.replays:
         raise Refused(
-            f"config.replay={top.replay}: {top.method['name']} replays nothing by it; "
-            "leave the section out"
+            "config.replay",
+            top.replay,
+            f"{top.method['name']} does not replay",
+            "leave it out",
         )
     return sharding.bind_to_mesh(method, mesh)
 
 
 def _choose_updates(
-    top, parts: core.Parts, data: job.Data, workdir, mesh
+    top, chosen, parts: core.Parts, data: job.Data, workdir, mesh
 ) -> core.Replay:
     """Choose as many updates as config.replay.flops pays for in the last task."""
     last, replay = data.stream.tasks[-1], parts.replay
 
     def count_step(updates):
-        own = parts._replace(replay=replay._replace(updates=updates))
-        method = _make_method(top, own, mesh)
-        shapes = job.shapes(method, data, method.parts(last))
+        changed = parts._replace(replay=replay._replace(updates=updates))
+        method = _make_method(top, chosen, changed, mesh)
+        shapes = job.shapes(method, data, method.batches_per_step(last))
         return cost.count_flops(method.step, *shapes, task=last.index)
 
-    found = budget.updates(replay.flops, top.batch_size, count_step, top.method["name"])
+    limits = replay.flops, top.batch_size
+    updates = budget.updates(*limits, count_step, top.method["name"])
     if workdir is not None and jax.process_index() == 0:
-        print(f"config.replay.flops={replay.flops:g}: updates={found}", flush=True)
-    return replay._replace(updates=found)
+        print(f"config.replay.flops={replay.flops:g}: updates={updates}", flush=True)
+    return replay._replace(updates=updates)
 
 
 def _steps_per_call(top, data: job.Data, method: core.Method) -> int:
@@ -160,8 +166,7 @@ def _steps_per_call(top, data: job.Data, method: core.Method) -> int:
     if data.graphs:
         if asked not in (None, 1):
             raise Refused(
-                f"config.steps_per_call={asked}: batches of graphs have several sizes; "
-                "must be None or 1"
+                "config.steps_per_call", asked, "must be None or 1 for graphs"
             )
         return 1
     if asked is None:
@@ -184,7 +189,7 @@ def _steps_per_call(top, data: job.Data, method: core.Method) -> int:
 
 
 def _single_task_runs(
-    top, plain, parts, data: job.Data, method, eval_parts, evaluators: dict
+    top, chosen, plain, parts, data: job.Data, method, eval_parts, evaluators: dict
 ) -> Callable | dict | None:
     """Describe how to train on one task alone, or read the results of a run that did.
 
@@ -194,7 +199,7 @@ def _single_task_runs(
     if not top.plasticity or len(data.stream.tasks) == 1:
         return None
     if top.plasticity_from is not None:
-        return checks.found_alone(top.plasticity_from, plain, method)
+        return checks.read_single_task_results(top.plasticity_from, plain, method)
     evaluators = {
         key: evaluate
         for key, evaluate in evaluators.items()
@@ -202,22 +207,22 @@ def _single_task_runs(
     }
     if not evaluators:
         return None
-    module, options = sections.find_method(top.method)
-    options = schema.defaults(module.make) | options
-    other = options | dict(method.alone)
-    other = schema.nest_options(module.make, other, "config.method")
+    make, options = chosen
+    options = schema.defaults(make) | options
+    other = options | dict(method.single_task_options)
+    other = schema.nest_options(make, other, "config.method")
 
     def make_job_alone(work):
         if other == options:
             return work._replace(evaluation=job.Evaluation(evaluators))
         with sharding.use_mesh(work.mesh):
-            own = sharding.bind_to_mesh(module.make(parts, **other), work.mesh)
-        own_parts = eval_parts._replace(**_pick_functions(own))
+            single = sharding.bind_to_mesh(make(parts, **other), work.mesh)
+        own_parts = eval_parts._replace(**_pick_functions(single))
         own_evaluation = evaluation.make(
             {key: top.evaluators[key] for key in evaluators}, own_parts, None
         )
-        job.check_rows(own, data)
-        return job.trace_step(work._replace(method=own, evaluation=own_evaluation))
+        job.check_rows(single, data)
+        return job.trace_step(work._replace(method=single, evaluation=own_evaluation))
 
     return make_job_alone
 
@@ -250,8 +255,8 @@ def _make_eval_parts(top, method: core.Method, tasks, image, mesh) -> core.EvalP
 
 def _pick_functions(method: core.Method) -> dict:
     """Pick the functions for evaluators, which share one trace of `embed`."""
-    found = {name: getattr(method, name) for name in _EVALUATED}
-    return found | {"embed": sharding.traced_once(method.embed)}
+    functions = {name: getattr(method, name) for name in _EVALUATED}
+    return functions | {"embed": sharding.traced_once(method.embed)}
 
 
 def make_transfer(top: sections.TopLevel, workdir) -> transfer.Transfer:

@@ -5,7 +5,6 @@ options` prints them, and `run_config` compares them when a run resumes.
 """
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,30 +17,6 @@ from jaxcl.errors import Refused
 from jaxcl.nets import tuning
 
 RESOLVED = "resolved.json"
-# Options of a section that its function does not take.
-_NAME = "one of those that `jaxcl list` prints"
-_BESIDE = {
-    "config.augment": (
-        ("name", "images", '"images" or "graphs"'),
-        ("resize", None, "shorter side before the centre crop, for evaluation"),
-    ),
-    "config.optimizer": (
-        ("name", schema.NONE, _NAME),
-        ("lr", schema.NONE, "learning rate at its peak, see config.scale_lr"),
-    ),
-    "config.evaluators": (
-        ("name", schema.NONE, "of the evaluator, if it is not the key"),
-        ("last_only", False, "run after the last task only"),
-        ("skip", False, "never run"),
-    ),
-}
-# Parameters that no config sets, by the path of the section.
-_WITHOUT = {
-    "config.encoder": ("dtype",),
-    "config.augment": ("dtype",),
-    "config.schedule": ("epochs",),
-    "config.evaluators": ("directory",),
-}
 
 
 def iterate_options(
@@ -57,77 +32,50 @@ def iterate_options(
       Refused: a section names a function that does not exist.
     """
     raw = sections.nest_method(raw)
-    fields = {field.name: field for field in dataclasses.fields(sections.TopLevel)}
-    inner = sections.names_of_sections()
-    top = {name: value for name, value in raw.items() if name not in inner}
-    yield from _iterate_function("config", sections.TopLevel, top, raw, replay, inner)
-    for name in fields:
-        section = raw.get(name) if name in inner else None
+    top = {name: x for name, x in raw.items() if name not in sections.SECTIONS}
+    rule = sections.Section(lambda *_: sections.TopLevel, hidden=(*sections.SECTIONS,))
+    yield from _iterate_section("config", rule, top, raw, replay)
+    for name, rule in sections.SECTIONS.items():
+        section = raw.get(name)
         if name == "tuning" and isinstance(section, str):
             section = tuning.RECIPES.get(section)
         if name == "evaluators":
             for key, entry in (section or {}).items():
+                path = f"config.evaluators.{key}"
                 yield from _iterate_section(
-                    f"config.evaluators.{key}", entry, raw, replay
+                    path, sections.EVALUATOR, entry, raw, replay
                 )
         elif isinstance(section, Mapping):
-            yield from _iterate_section(f"config.{name}", section, raw, replay)
+            yield from _iterate_section(f"config.{name}", rule, section, raw, replay)
 
 
-def _iterate_section(path, section, raw, replay) -> Iterator[schema.Option]:
-    """Yield the options of a section, and of the sections inside it."""
-    method = lookup.name_of(raw.get("method"))
-    function = sections.find_function(path, section, method)
-    inner = {
-        name: value
-        for name, value in _entries(section)
-        if isinstance(value, Mapping) and _is_section(path, name, value, function)
-    }
-    own = {name: value for name, value in section.items() if name not in inner}
-    yield from _iterate_function(path, function, own, raw, replay, inner)
-    for name, value in inner.items():
-        yield from _iterate_section(f"{path}.{name}", value, raw, replay)
-
-
-def _is_section(path, name, value, function) -> bool:
-    """Return whether an option is a section that a function of its own reads."""
-    if path.startswith("config.data"):
-        return "name" in value
-    if path == "config.method":
-        return name in schema.choices(function)
-    return (path, name) == ("config.augment", "local")
-
-
-def _entries(section: Mapping) -> Iterator[tuple[str, Any]]:
-    """Yield the entries of a section, those of a list each by its own number."""
-    for name, value in section.items():
-        if isinstance(value, list | tuple):
-            yield from ((f"{name}.{i}", x) for i, x in enumerate(value))
-        else:
-            yield name, value
-
-
-def _iterate_function(
-    path, function, section, raw, replay, inner
+def _iterate_section(
+    path, rule: sections.Section, section, raw, replay
 ) -> Iterator[schema.Option]:
-    """Yield the options of one section."""
-    kind = "config.evaluators" if path.startswith("config.evaluators.") else path
-    named = (("name", schema.NONE, _NAME),) if "name" in section else ()
+    """Yield the options of a section, and of the sections inside it."""
+    function = rule.find(path, section)
+    inner = rule.inner(function, section)
+    flat = {name: value for name, value in section.items() if name not in inner}
     beside = {
         name: schema.Option(name, function, None, default, meaning=meaning)
-        for name, default, meaning in _BESIDE.get(kind, named)
+        for name, (default, meaning) in rule.beside.items()
     }
-    without = {*inner, *_WITHOUT.get(kind, ())}
-    options = schema.read_options(function, section, path, without, beside)
-    own = [x for x in options if x.function and x.name not in beside]
-    known = {x.name: x.value for x in own if x.value is not schema.NONE}
+    without = {*inner, *rule.hidden}
+    options = schema.read_options(function, flat, path, without, beside)
+    of_function = [x for x in options if x.function and x.name not in beside]
+    known = {x.name: x.value for x in of_function if x.value is not schema.NONE}
     filled = {}
     with contextlib.suppress(ValueError, TypeError, KeyError):  # `build` refuses them
-        found = _find_dependent(path, function, known, raw, replay)
-        filled = {name: x for name, x in found.items() if x is not None}
+        dependent = _find_dependent(path, function, known, raw, replay)
+        filled = {name: x for name, x in dependent.items() if x is not None}
     for option in options:
         stands_for = filled.get(option.name, option.value)
         yield option._replace(stands_for=stands_for)
+    for name, inner_rule in inner.items():
+        value = section
+        for part in name.split("."):  # an entry of a list has a number
+            value = value[int(part) if isinstance(value, list | tuple) else part]
+        yield from _iterate_section(f"{path}.{name}", inner_rule, value, raw, replay)
 
 
 def _find_dependent(path, function, options, raw, replay) -> dict:
@@ -205,8 +153,7 @@ def to_json(value: Any, field: str | None = None) -> Any:
     if field is None:
         return repr(value)
     raise Refused(
-        f"{field}={value!r}: must be a number, a text, a bool, None, or a list or "
-        "section of these"
+        field, value, "must be a number, text, bool, None, or a list or section"
     )
 
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from jaxcl import core, lookup, schema
 from jaxcl.config import recipe
-from jaxcl.data import files, sources, storage, stream
+from jaxcl.data import from_folders, image_files, sources, storage, stream
 from jaxcl.errors import Refused
-from jaxcl.run import folder
+from jaxcl.run import encoder_folder
 
 # base -> learning rate at batch 256 and weight decay under LARS
 _RATES = {
@@ -62,7 +62,7 @@ class Summary(NamedTuple):
     mean: tuple[float, ...]  # of each channel, in [0, 1]
     std: tuple[float, ...]
     labelled: int  # train rows that have a label
-    judges: int  # test rows, if all of them have a label; else 0
+    num_test: int  # test rows, if all of them have a label; else 0
     classes: tuple[int, ...]  # train rows of each class
     domains: tuple[int, ...]  # train rows of each domain
 
@@ -79,7 +79,7 @@ def summarize(data: Mapping[str, Any]) -> Summary:
     dataset = read_images(data)
     train = dataset.train
     if train.graphs is not None:
-        raise Refused(f"config.data.name={data['name']!r}: graphs; must be images")
+        raise Refused("config.data.name", data["name"], "graphs; must be images")
     count = stream.count_rows(train)
     rows = np.unique(np.linspace(0, count - 1, min(count, _SAMPLED)).astype(int))
     loaded = (_load_image(train, row) for row in rows)
@@ -98,7 +98,7 @@ def summarize(data: Mapping[str, Any]) -> Summary:
         mean=mean,
         std=std,
         labelled=int((train.label >= 0).sum()),
-        judges=stream.count_rows(test) if can_judge else 0,
+        num_test=stream.count_rows(test) if can_judge else 0,
         classes=_count_values(train.label, len(dataset.class_names)),
         domains=_count_values(train.domain, len(dataset.domain_names)),
     )
@@ -120,7 +120,7 @@ def _load_image(train, row) -> np.ndarray | None:
         return train.images[row]
     try:
         return train.load(row)
-    except files.Unreadable:
+    except image_files.Unreadable:
         return None
 
 
@@ -162,8 +162,8 @@ def config(
         encoder, with which training begins.
       size: pixels of a side of the network's input; None: those of the images, at most
         224.
-      scenario: of a continual run. None: classes one after another ("class") if every
-        train image has a label, else random slices ("data").
+      scenario: scenario of a continual run. None: classes one after another ("class")
+        if every train image has a label, else random slices ("data").
       num_tasks: number of tasks; each domain is one. None: 5, but at most one for each
         class.
       by_strategy: make the run joint if its strategy is "finetune", else continual.
@@ -179,39 +179,39 @@ def config(
     summary = summarize(data)
     if summary.rows < 4:
         raise Refused(f"config.data: {summary.rows} train images; must be 4 or more")
-    made = ml_collections.ConfigDict()
-    made.name = "own_images"
-    made.method = recipe.Sections(
+    config = ml_collections.ConfigDict()
+    config.name = "own_images"
+    config.method = recipe.Sections(
         {
             "name": "two_view",
             "base": {"name": "simclr"},
             "strategy": {"name": "finetune"},
         }
     )
-    made.data = once = read_once(data, summary)
+    config.data = once = read_once(data, summary)
     side = min(summary.side, _LARGEST) if size is None else size
-    is_open = any(section is known for known in ENCODERS.values())  # only named
+    is_open = any(section is usual for usual in ENCODERS.values())  # only named
     if section.get("name") == "vit" and size is None:
         patch = _vit_patch(side) if is_open else section.get("patch", 16)
         side = max(side // patch, 1) * patch
-    _set_augmentation(made, summary, side, cut=once != dict(data))
-    made.encoder = dict(section)
+    _set_augmentation(config, summary, side, cut=once != dict(data))
+    config.encoder = dict(section)
     if is_open:
-        _tie_encoder(made.encoder, made.augment.get_ref("size"))
+        _tie_encoder(config.encoder, config.augment.get_ref("size"))
     if start is not None:
-        made.start = start
-    _set_tasks(made, summary, scenario, num_tasks, by_strategy)
-    made.epochs = int(np.clip(_SEEN // summary.rows, *_EPOCHS))
+        config.start = start
+    _set_tasks(config, summary, scenario, num_tasks, by_strategy)
+    config.epochs = int(np.clip(_SEEN // summary.rows, *_EPOCHS))
     rows = 2 ** int(np.log2(max(min(summary.rows // 2, 65536), 256)))
     queues = {name: {"queue_size": rows} for name in ("mocov2plus", "nnclr")}
-    recipe.set_by_name(made.method.base, queues)
-    _set_optimizer(made)
-    made.evaluators = _choose_evaluators(summary)
-    made.plasticity = False
-    return made
+    recipe.set_by_name(config.method.base, queues)
+    _set_optimizer(config)
+    config.evaluators = _choose_evaluators(summary)
+    config.plasticity = False
+    return config
 
 
-def _set_tasks(made, summary, scenario, num_tasks, by_strategy) -> None:
+def _set_tasks(config, summary, scenario, num_tasks, by_strategy) -> None:
     """Set the tasks, and a batch size that the smallest of them can fill."""
     if scenario is None:
         is_labelled = summary.labelled == summary.rows and len(summary.classes) > 1
@@ -219,18 +219,18 @@ def _set_tasks(made, summary, scenario, num_tasks, by_strategy) -> None:
     tasks = _count_tasks(summary, scenario, num_tasks)
     sizes = _task_sizes(summary, scenario, tasks)
     rows, usual = min(sizes), int(np.median(sizes))
-    strategy = made.method.strategy.get_ref("name")
+    strategy = config.method.strategy.get_ref("name")
 
     def choose(joint, continual):
         table = {"finetune": joint} if by_strategy else {}
         return recipe.look_up(table | {"": continual}, strategy)
 
-    made.scenario = {
+    config.scenario = {
         "name": choose("joint", scenario),
         "num_tasks": choose(1, tasks),
-        "evaluation": "test" if summary.judges else "none",
+        "evaluation": "test" if summary.num_test else "none",
     }
-    made.batch_size = choose(batch_size(summary.rows), batch_size(rows))
+    config.batch_size = choose(batch_size(summary.rows), batch_size(rows))
     if tasks > 1 and 4 * batch_size(rows) <= batch_size(usual) and not by_strategy:
         print(
             f"config.batch_size={batch_size(rows)} for all tasks: task "
@@ -246,17 +246,13 @@ def _choose_encoder(encoder) -> tuple[dict, str | None]:
     if isinstance(encoder, Mapping | ml_collections.ConfigDict):
         return dict(encoder), None
     if not isinstance(encoder, str | os.PathLike):
-        raise Refused(
-            f"encoder={encoder!r}: must be a name, a section of a config, or the "
-            "folder of an encoder"
-        )
+        raise Refused("encoder", encoder, "must be a name, a section, or a folder")
     text = os.fspath(encoder)
-    if folder.is_one(text):
-        return folder.as_config(text)["encoder"], text
+    if encoder_folder.exists_at(text):
+        return encoder_folder.as_config(text)["encoder"], text
     if text not in ENCODERS and storage.exists(text):
         raise Refused(
-            f"encoder={text!r}: there is no encoder in it; must be a folder that "
-            "jaxcl export or jaxcl import wrote"
+            "encoder", text, "holds no encoder; jaxcl export or jaxcl import writes one"
         )
     core.check_choice("encoder", text, tuple(ENCODERS))
     return ENCODERS[text], None
@@ -267,7 +263,7 @@ def read_once(data: Mapping[str, Any], summary: Summary) -> dict:
 
     Args:
       data: a section config.data.
-      summary: of `summarize`.
+      summary: result of `summarize`.
     """
     make, options = lookup.find_function(sources.SOURCES, data, "config.data")
     takes = {"size", "resident"} <= set(schema.defaults(make))
@@ -296,14 +292,14 @@ def _tie_encoder(section, size) -> None:
         section.patch = recipe.compute(lambda side: 2 if side < 128 else 4, size)
 
 
-def _set_augmentation(made, summary, side, cut) -> None:
+def _set_augmentation(config, summary, side, cut) -> None:
     """Set SimCLR's augmentation for photographs; what depends on the side follows it.
 
     Args:
-      side: of the network's input, in pixels.
+      side: side of the network's input, in pixels.
       cut: whether `read_once` cuts the images to squares.
     """
-    made.augment = {
+    config.augment = {
         "size": side,
         "jitter": (0.4, 0.4, 0.2, 0.1),
         "solarize": (0.0, 0.2),
@@ -317,12 +313,12 @@ def _set_augmentation(made, summary, side, cut) -> None:
             return None if is_square and side == summary.side else side
         return min(summary.side, round(side * 256 / 224))
 
-    size = made.augment.get_ref("size")
-    made.augment.resize = recipe.compute(choose_resize, size, like=side)
-    made.augment.scale = recipe.compute(
+    size = config.augment.get_ref("size")
+    config.augment.resize = recipe.compute(choose_resize, size, like=side)
+    config.augment.scale = recipe.compute(
         lambda side: (0.2 if side < _SMALL else 0.08, 1.0), size
     )
-    made.augment.blur = recipe.compute(  # small images are not blurred
+    config.augment.blur = recipe.compute(  # small images are not blurred
         lambda side: (0.0, 0.0) if side < _SMALL else (1.0, 0.1), size
     )
 
@@ -344,7 +340,7 @@ def _count_tasks(summary, scenario, num_tasks) -> int:
         most, what = len(summary.classes), "classes"
     if num_tasks is not None and num_tasks > most:
         raise Refused(
-            f"tasks={num_tasks}: must be at most {most}, as there are so many {what}"
+            "tasks", num_tasks, f"must be at most {most}, the number of {what}"
         )
     return num_tasks or min(TASKS, most)
 
@@ -359,41 +355,84 @@ def _task_sizes(summary, scenario, num_tasks) -> list[int]:
     return [summary.rows // num_tasks] * num_tasks
 
 
-def _set_optimizer(made) -> None:
+def _set_optimizer(config) -> None:
     """Set LARS with the base's rates, or AdamW for a ViT or ConvNeXt."""
-    base = made.method.base.get_ref("name")
-    if made.encoder.name in ("vit", "convnext"):
-        made.optimizer = {"name": "adam", "lr": 5e-4, "decoupled": True}
-        made.optimizer.update({"exclude_1d": True, "weight_decay": 0.05})
+    base = config.method.base.get_ref("name")
+    if config.encoder.name in ("vit", "convnext"):
+        config.optimizer = {"name": "adam", "lr": 5e-4, "decoupled": True}
+        config.optimizer.update({"exclude_1d": True, "weight_decay": 0.05})
     else:
         rates, decays = ({n: x[i] for n, x in _RATES.items()} for i in range(2))
-        made.optimizer = {"name": "lars", "lr": recipe.look_up(rates, base)}
-        made.optimizer.weight_decay = recipe.look_up(decays, base)
-    warmup = recipe.compute(recipe.warmup_epochs, made.get_ref("epochs"))
-    made.schedule = {"name": "warmup_cosine", "warmup_epochs": warmup}
+        config.optimizer = {"name": "lars", "lr": recipe.look_up(rates, base)}
+        config.optimizer.weight_decay = recipe.look_up(decays, base)
+    warmup = recipe.tie_warmup(config)
+    config.schedule = {"name": "warmup_cosine", "warmup_epochs": warmup}
 
 
 def _choose_evaluators(summary) -> dict:
     """Choose evaluators: nearest neighbours, or without labels label-free ones."""
-    found: dict[str, dict] = {"collapse": {}, "uniformity": {}, "neighbours": {}}
-    if not summary.judges:
-        return found
+    evaluators: dict[str, dict] = {"collapse": {}, "uniformity": {}, "neighbours": {}}
+    if not summary.num_test:
+        return evaluators
     if not summary.labelled:
-        train_on, bank = "evaluation", summary.judges
+        train_on, bank = "evaluation", summary.num_test
     elif summary.labelled < summary.rows:
         train_on, bank = "labelled", summary.labelled
     else:
         train_on, bank = "all", summary.rows
     neighbours = {"k": max(min(20, bank // 4), 1), "train_on": train_on}
-    return found | {"knn": neighbours, "tsne": {}}
+    return evaluators | {"knn": neighbours, "tsne": {}}
 
 
-def of_path(path: str) -> dict:
-    """Return config.data of the images at a path, see `sources.section_of`.
+# Options for reading images, which new image files take over from a run's data.
+_READING = ("size", "channels", "decoder", "on_corrupt", "background", "bits")
+
+
+def make_section(
+    path: str | os.PathLike | dict,
+    *,
+    options: Mapping[str, Any] | None = None,
+    parent_config: Mapping[str, Any] | None = None,
+    field: str = "path",
+    all_rows: bool = False,
+) -> dict:
+    """Make the section config.data that reads the images at a path.
+
+    Without a `name` in `options` the source is guessed, see `sources.section_of`. With
+    a parent config, images in files are read by its options; if it has none, small
+    images are decoded once, into memory.
+
+    Args:
+      path: path of the images; or a section that reads them, to which `options` are
+        added.
+      options: options of the source; they override those of the parent config.
+      parent_config: config of the run whose encoder takes the images.
+      field: name of the path, for messages.
+      all_rows: whether all rows are train rows, without a test part.
 
     Raises:
-      Refused: nothing is there, or from `from_huggingface.guess_options`.
+      Refused: there is nothing at the path, or no source reads it.
     """
+    options = dict(options or {})
+    if isinstance(path, dict):
+        return path | options
     if not storage.exists(path):
-        raise Refused(f"{path!r}: no such file or folder")
-    return sources.section_of(path)
+        raise Refused(field, os.fspath(path), "no such file or folder")
+    path, name = os.fspath(path), options.pop("name", None)
+    source = {"name": name, "path": path} if name else sources.section_of(path)
+    if all_rows:
+        source |= sources.without_test_split(source)
+        if source["name"] == "image_folder" and from_folders.is_mixed(path):
+            source["folders"] = "none"
+    if parent_config and source["name"] in ("image_folder", "huggingface"):
+        source["channels"] = len(parent_config["augment"]["mean"])
+        run_data = parent_config.get("data", {})
+        read = sources.SOURCES.get(run_data.get("name"))
+        if read is not None and {*_READING} <= {*schema.option_of(read)}:
+            source |= {name: run_data[name] for name in _READING if name in run_data}
+            if run_data.get("resident") and "size" in source:  # else sizes may differ
+                source["resident"] = True
+        elif not {"size", "resident"} & set(options):
+            section = source | options
+            options |= read_once(section, summarize(section))
+    return source | options

@@ -1,5 +1,6 @@
 """Tools of config files: values that follow other fields, words of the argument."""
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -141,6 +142,12 @@ def warmup_epochs(epochs, usual: int | None = None) -> int:
     fewest = min(stream.epochs_of_tasks(epochs))
     wanted = min(10, -(-fewest // 10)) if usual is None else usual
     return min(wanted, fewest - 1)
+
+
+def tie_warmup(config: config_dict.ConfigDict, usual: int | None = None):
+    """Tie a warm-up to `config.epochs`, which must be set, see `warmup_epochs`."""
+    choose = functools.partial(warmup_epochs, usual=usual)
+    return compute(choose, config.get_ref("epochs"))
 
 
 def parse_words(arg: str | None, *choices: Iterable[str]) -> tuple[str, ...]:

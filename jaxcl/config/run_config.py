@@ -1,13 +1,14 @@
 """The config.json of a run directory: written for a new run, compared at resume."""
 
 import jax
+from absl import logging
 from etils import epath
 
 from jaxcl import numerics, sharding
 from jaxcl.config import options, sections
-from jaxcl.data import storage
+from jaxcl.data import identity, storage
 from jaxcl.errors import Refused
-from jaxcl.run import lock
+from jaxcl.run import lock, log_file
 
 # Where and how a run computes, not what: these may change when it resumes.
 MACHINE = (
@@ -24,6 +25,15 @@ MACHINE = (
 )
 # These may differ between the processes of a run: results do not depend on them.
 _OF_A_PROCESS = ("compile_cache", "workers", "progress", "loggers", "duplicates")
+# The files of a run directory until its first step.
+_BEFORE_A_STEP = {
+    "config.json",
+    options.RESOLVED,
+    identity.FILE,
+    log_file.FILE,
+    lock.FILE,
+}
+_BEFORE_A_STEP |= {"checkpoints", "tensorboard"}
 FLAGS = "jax"  # section of resolved.json: `numerics.run_flags`
 # What `build` adds to a config.json, once it has read the data.
 NOTED = ("decoder", "resident", "memory_shards")
@@ -35,11 +45,11 @@ class Differs(Refused):
 
 def without(config: dict, fields) -> dict:
     """Copy a config without fields, named "field" or "section.field"."""
-    kept = {key: value for key, value in config.items() if key not in fields}
+    rest = {key: value for key, value in config.items() if key not in fields}
     for section, _, inner in (field.partition(".") for field in fields):
-        if inner and section in kept:
-            kept[section] = without(kept[section], (inner,))
-    return kept
+        if inner and section in rest:
+            rest[section] = without(rest[section], (inner,))
+    return rest
 
 
 def shared_options(config: dict) -> dict:
@@ -72,7 +82,7 @@ def write_or_check(workdir, config: dict, every_option: dict | None = None) -> N
             sharding.barrier("the config is written")
 
 
-def read_config(path) -> dict:
+def read_saved_config(path) -> dict:
     """Read the config.json of a run directory.
 
     Raises Refused if the file is damaged.
@@ -113,13 +123,55 @@ def check_config(workdir, config: dict, aside: tuple[str, ...] = ()) -> bool:
     path = epath.Path(workdir) / "config.json"
     if not path.exists():
         return False
-    pair = (without(x, MACHINE + aside) for x in (read_config(path), config))
-    if changed := options.differences(*pair):
+    if changed := _list_changes(workdir, config, aside):
         raise Differs(
-            f"{workdir} holds a run of another config; they differ in "
-            f"{'; '.join(changed)}. Give another --workdir, or the same config"
+            f"{workdir} holds a run of another config. Give another --workdir, or the "
+            f"same config. They differ in\n  " + "\n  ".join(changed)
         )
     _check_flags(workdir)
+    return True
+
+
+def _list_changes(workdir, config, aside) -> list[str]:
+    """List the options in which a run directory's config differs from `config`."""
+    saved = read_saved_config(epath.Path(workdir) / "config.json")
+    pair = (without(x, MACHINE + aside) for x in (saved, config))
+    return options.differences(*pair)
+
+
+def clear_unstarted(workdir, config: dict, aside: tuple[str, ...] = ()) -> bool:
+    """Remove the files of a run of another config that has not trained a step.
+
+    Of a run of several processes nothing is removed.
+
+    Args:
+      workdir: the run directory.
+      config: the present config.
+      aside: fields that may differ, as in `check_config`.
+
+    Returns:
+      Whether files were removed.
+
+    Raises:
+      lock.LockHeldError: a process works in the directory.
+    """
+    folder = epath.Path(workdir)
+    if jax.process_count() > 1 or not (folder / "config.json").exists():
+        return False
+    if not _list_changes(workdir, config, aside):
+        return False
+    files = [*folder.iterdir()]
+    inside = folder / "checkpoints"
+    saved = [*inside.iterdir()] if inside.exists() else []
+    logged = log_file.read_rows(folder) if (folder / log_file.FILE).exists() else []
+    steps = [row["step"] for row in logged]
+    if {x.name for x in files} - _BEFORE_A_STEP or saved or any(steps):
+        return False
+    with lock.hold_lock(workdir):
+        for file in files:
+            if file.name != lock.FILE:
+                file.rmtree() if file.is_dir() else file.unlink()
+    logging.warning("%s: its run of another config had no step; replaced", folder)
     return True
 
 

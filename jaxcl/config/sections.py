@@ -8,7 +8,6 @@ default, is an error before anything is read. Only `build` calls these.
 import dataclasses
 import functools
 import inspect
-import typing
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -27,9 +26,9 @@ from jaxcl.data import (
 from jaxcl.data.augment import graphs as augment_graphs
 from jaxcl.data.augment import images as augment_images
 from jaxcl.errors import Refused
-from jaxcl.methods.online import replay as replay_lib
+from jaxcl.methods.online import replay
 from jaxcl.nets import convnext, gcn, gin, mlp, pieces, resnet, traits, tuning, vit
-from jaxcl.run import folder, transfer
+from jaxcl.run import encoder_folder, transfer
 
 PRECISIONS = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 GRAPH_ENCODERS = {"gcn": gcn.gcn, "gin": gin.gin}
@@ -49,13 +48,6 @@ SCHEDULES = {
     "step_decay": optim.step_decay,
     "ramped_cosine": optim.ramped_cosine,
 }
-CHOICES = {
-    "data": sources.SOURCES,
-    "encoder": ENCODERS,
-    "optimizer": OPTIMIZERS,
-    "schedule": SCHEDULES,
-}
-
 # A run directory is named by it.
 _Name = Annotated[
     str, schema.Text(r"(?!\.{1,2}$)[^/\\\0]+", "a name without a path: no / and no \\")
@@ -141,10 +133,7 @@ def choose_precision(raw: dict) -> str:
 
 
 def read_top(raw: dict) -> TopLevel:
-    """Check the top level of a config, and replace precision "auto" by its meaning."""
-    if raw.get("precision") == "auto":
-        raw = raw | {"precision": choose_precision(raw)}
-    raw = nest_method(raw)
+    """Check the top level of a config that `resolve.resolve` returned."""
     judges = raw.get("checkpoint") is not None
     unused = dict.fromkeys(transfer.TRAINING, {}) if judges else {}
     top = TopLevel(**schema.options(TopLevel, unused | raw, "config"))
@@ -209,53 +198,124 @@ def check_graphs(top: TopLevel, train: stream.Examples | None = None) -> None:
         )
 
 
-def find_function(path: str, section, method: str | None = None) -> Any:
-    """Find the function whose arguments a section of a config has, or several.
+class Section(NamedTuple):
+    """The rule of a section: the function whose options it has, and others beside."""
 
-    Args:
-      path: of the section, "config.data" or deeper.
-      section: ConfigDict or dict.
-      method: name of the method, for sections inside config.method.
+    # (path of the section, section) -> function, or several
+    find: Callable[[str, Mapping], Any]
+    # name -> (default, meaning) of options that the function does not take
+    beside: Mapping[str, tuple[Any, str]] = {}
+    hidden: tuple[str, ...] = ()  # parameters of the function that no config sets
+    # (function, section) -> name -> rule of a section inside it
+    inner: Callable[[Any, Mapping], dict] = lambda function, section: {}
 
-    Raises:
-      Refused: the section names a function that does not exist.
-    """
-    _, name, *inside = path.split(".")
-    if name in CHOICES:
-        return lookup.find_function(CHOICES[name], section, path)[0]
-    if name == "method" and inside:
-        rule = schema.choices(lookup.find_method(method).make)[inside[0]]
-        return rule.find(section, path)[0]
-    if name == "method":
-        return lookup.find_method(section.get("name")).make
-    if name == "evaluators":
-        kind = section.get("name", inside[0])
-        return lookup.find_module("jaxcl.evals", kind, f"{path}.name").make
-    if name == "scenario":
-        return scenarios.find_functions(section.get("name"))
-    if name == "augment" and inside:
-        return augment_images.make_local_crops
-    graphs = section.get("name") == "graphs"
+    def read(self, path: str, section: Mapping, **how) -> tuple[Any, dict, dict]:
+        """Check a section.
+
+        Args:
+          path: of the section, for messages ("config.encoder").
+          section: ConfigDict or dict.
+          how: as of `schema.options`.
+
+        Returns:
+          its function, the function's options that are set, and the options beside.
+        """
+        function = self.find(path, section)
+        beside = {name: section.get(name, x) for name, (x, _) in self.beside.items()}
+        options = {name: x for name, x in section.items() if name not in beside}
+        options = schema.options(function, options, path, given=self.hidden, **how)
+        return function, options, beside
+
+
+_NAMED = {"name": (schema.NONE, "one of those that `jaxcl list` prints")}
+
+
+def _find_in(functions: Mapping[str, Callable]) -> Callable:
+    """Return the `find` of a section whose name picks one of these functions."""
+    return lambda path, section: lookup.find_function(functions, section, path)[0]
+
+
+def _find_augment(path, section):
+    name = section.get("name", "images")
+    core.check_choice(f"{path}.name", name, ("images", "graphs"))
+    return augment_graphs.make if name == "graphs" else augment_images.make
+
+
+def _find_evaluator(path, section):
+    kind = section.get("name", path.rpartition(".")[2])
+    return lookup.find_module("jaxcl.evals", kind, f"{path}.name").make
+
+
+def _list_choices(make, section) -> dict:
+    """List the sections inside config.method, see `schema.Choice`."""
+
+    def find_by(rule):
+        return lambda path, section: rule.find(section, path)[0]
+
+    rules = schema.choices(make).items()
+    return {name: Section(find_by(rule), _NAMED) for name, rule in rules}
+
+
+def _list_sources(function, section) -> dict:
+    """List the sources inside a source; those of a list each by its number."""
+    entries = []
+    for name, value in section.items():
+        many = isinstance(value, list | tuple)
+        entries += [(f"{name}.{i}", x) for i, x in enumerate(value)] if many else []
+        entries += [] if many else [(name, value)]
     return {
-        "augment": augment_graphs.make if graphs else augment_images.make,
-        "replay": replay_lib.settings,
-        "tuning": tuning.settings,
-        "mesh": read_sides,
-    }[name]
-
-
-def names_of_sections(top: type = TopLevel) -> set[str]:
-    """Return the options of the top level that hold a section, by their types."""
-
-    def is_mapping(kind):
-        kind = typing.get_origin(kind) or kind
-        return isinstance(kind, type) and issubclass(kind, Mapping)
-
-    return {
-        name
-        for name, kind in typing.get_type_hints(top).items()
-        if any(map(is_mapping, (kind, *typing.get_args(kind))))
+        name: SECTIONS["data"]
+        for name, value in entries
+        if isinstance(value, Mapping) and "name" in value
     }
+
+
+LOCAL_CROPS = Section(lambda path, section: augment_images.make_local_crops)
+# The sections of the top level, in the order of `TopLevel`
+SECTIONS: dict[str, Section] = {
+    "data": Section(_find_in(sources.SOURCES), _NAMED, inner=_list_sources),
+    "scenario": Section(
+        lambda path, section: scenarios.find_functions(section.get("name"))
+    ),
+    "augment": Section(
+        _find_augment,
+        {
+            "name": ("images", '"images" or "graphs"'),
+            "resize": (None, "shorter side before the centre crop, for evaluation"),
+        },
+        hidden=("dtype",),
+        inner=lambda function, section: (
+            {"local": LOCAL_CROPS} if section.get("local") is not None else {}
+        ),
+    ),
+    "encoder": Section(_find_in(ENCODERS), _NAMED, hidden=("dtype",)),
+    "method": Section(
+        lambda path, section: lookup.find_method(section.get("name")).make,
+        _NAMED,
+        inner=_list_choices,
+    ),
+    "optimizer": Section(
+        _find_in(OPTIMIZERS),
+        {
+            **_NAMED,
+            "lr": (schema.NONE, "learning rate at its peak, see config.scale_lr"),
+        },
+    ),
+    "schedule": Section(_find_in(SCHEDULES), _NAMED, hidden=("epochs",)),
+    "evaluators": Section(lambda path, section: ()),  # one of EVALUATOR for each key
+    "replay": Section(lambda path, section: replay.settings),
+    "tuning": Section(lambda path, section: tuning.settings),
+    "mesh": Section(lambda path, section: read_sides),
+}
+EVALUATOR = Section(
+    _find_evaluator,
+    {
+        "name": (schema.NONE, "of the evaluator, if it is not the key"),
+        "last_only": (False, "run after the last task only"),
+        "skip": (False, "never run"),
+    },
+    hidden=("directory",),
+)
 
 
 def read_tasks(data, scenario, seed=0, stand_in=None):
@@ -272,14 +332,10 @@ def read_tasks(data, scenario, seed=0, stand_in=None):
     Raises:
       Refused: naming field, value and range.
     """
-    source, data_options = lookup.find_function(sources.SOURCES, data, "config.data")
-    data_options = schema.options(source, data_options, "config.data")
+    source, data_options, _ = SECTIONS["data"].read("config.data", data)
     scenario = scenarios.run_seed(scenario, seed) | scenario
-    cut = schema.options(
-        scenarios.find_functions(scenario.get("name")),
-        scenario,
-        "config.scenario",
-        others=scenarios.list_functions(),
+    _, cut, _ = SECTIONS["scenario"].read(
+        "config.scenario", scenario, others=scenarios.list_functions()
     )
     uneven = cut.get("imbalance"), cut.get("long_tail")
     imbalance.check_options(*uneven, field="config.scenario.")
@@ -296,13 +352,12 @@ def read_parts(top: TopLevel) -> tuple[Callable[..., core.Parts], ImageSettings]
       Refused: an option of augment, encoder, tuning, optimizer or schedule is wrong.
     """
     views = _build_views(top)
-    optimize, optimizer = lookup.find_function(
-        OPTIMIZERS, top.optimizer, "config.optimizer"
+    optimize, optimizer, beside = SECTIONS["optimizer"].read(
+        "config.optimizer", top.optimizer
     )
-    lr = optimizer.pop("lr", None)
+    lr = None if beside["lr"] is schema.NONE else beside["lr"]
     schema.check_value(lr, schema.Positive, "config.optimizer.lr")
-    curve, schedule = lookup.find_function(SCHEDULES, top.schedule, "config.schedule")
-    schedule = schema.options(curve, schedule, "config.schedule", given=("epochs",))
+    curve, schedule, _ = SECTIONS["schedule"].read("config.schedule", top.schedule)
     peak = lr * (top.batch_size / 256 if top.scale_lr else 1.0)
     if top.scale_lr:
         field = f"config.optimizer.lr={lr!r} x config.batch_size={top.batch_size} / 256"
@@ -316,7 +371,7 @@ def read_parts(top: TopLevel) -> tuple[Callable[..., core.Parts], ImageSettings]
         return optim.by_task([curve(peak, epochs=n, **schedule) for n in epochs])
 
     module = make_encoder(top)
-    tx = optimize(**schema.options(optimize, optimizer, "config.optimizer"))
+    tx = optimize(**optimizer)
     if isinstance(module, tuning.TunedEncoder):  # each leaf has its share of the rate
         tx = optim.by_leaf(
             tx, lambda x: module.rate_share(x[1:]) if x[0] == "encoder" else 1.0
@@ -327,11 +382,11 @@ def read_parts(top: TopLevel) -> tuple[Callable[..., core.Parts], ImageSettings]
         core.Parts,
         encoder=module,
         augment=views.augment,
-        plain=views.plain,
+        eval_transform=views.plain,
         local=views.local,
         tx=tx,
         lr=rate_with_peak(peak),
-        curve=rate_with_peak,
+        schedule_with_peak=rate_with_peak,
     )
     return make_parts, views.image
 
@@ -345,7 +400,7 @@ def make_mesh(top: TopLevel):
     """
     if top.mesh is None:
         return sharding.mesh(top.devices)
-    options = schema.options(read_sides, top.mesh, "config.mesh")
+    _, options, _ = SECTIONS["mesh"].read("config.mesh", top.mesh)
     if top.devices is not None:
         raise Refused(
             f"config.devices={top.devices}: config.mesh says how many; must be None"
@@ -399,34 +454,31 @@ def _split_batches(top: TopLevel, module):
 
 def _build_views(top: TopLevel) -> _Views:
     """Make the views that a config asks for, of images or of graphs."""
-    augment = dict(top.augment)
-    name = augment.pop("name", "images")
-    core.check_choice("config.augment.name", name, ("images", "graphs"))
-    if name == "graphs":
-        given = schema.options(augment_graphs.make, augment, "config.augment")
+    path, rule = "config.augment", SECTIONS["augment"]
+    if top.augment.get("name") == "graphs":
+        unmixed = {name: x for name, x in top.augment.items() if name != "name"}
+        given = schema.options(augment_graphs.make, unmixed, path)
         # Evaluators ask for these; graphs have no pixels, so the values mean nothing.
         return _Views(augment_graphs.make(**given), ImageSettings(1, (0.0,), (1.0,)))
-    resize, local = augment.pop("resize", None), augment.pop("local", None)
-    given = schema.options(
-        augment_images.make, augment, "config.augment", given=("dtype",)
-    )
+    local = top.augment.get("local")
+    if local is not None:
+        schema.check_value(local, dict, f"{path}.local")
+    section = {name: x for name, x in top.augment.items() if name != "local"}
+    _, given, beside = rule.read(path, section)
     given = given | {"dtype": PRECISIONS[top.precision]}
     full = schema.defaults(augment_images.make) | given
     view = augment_images.make(**given)
     plain = augment_images.make_eval(
         size=full["size"],
-        resize=resize,
+        resize=beside["resize"],
         mean=full["mean"],
         std=full["std"],
         dtype=full["dtype"],
     )
     crop_locally = None
     if local is not None:
-        schema.check_value(local, dict, "config.augment.local")
-        own = schema.options(
-            augment_images.make_local_crops, local, "config.augment.local"
-        )
-        crop_locally = augment_images.make_local_crops(given, **own)
+        make, options, _ = LOCAL_CROPS.read(f"{path}.local", local)
+        crop_locally = make(given, **options)
     crop = prefetch.RandomCrop(
         size=full["size"],
         scale=tuple(full["scale"]),
@@ -437,7 +489,7 @@ def _build_views(top: TopLevel) -> _Views:
         size=full["size"],
         mean=tuple(full["mean"]),
         std=tuple(full["std"]),
-        resize=resize,
+        resize=beside["resize"],
         views=full["views"],
         crop=crop,
     )
@@ -452,20 +504,19 @@ def make_encoder(top: TopLevel):
         another network.
     """
     module, given = _module(top), None
-    if folder.is_one(top.start):
-        card = folder.read_card(top.start)
+    if encoder_folder.exists_at(top.start):
+        card = encoder_folder.read_card(top.start)
         size, channels = (card["input"][name] for name in ("size", "channels"))
         blank = np.zeros((1, size, size, channels), np.float32)
-        leaves = folder.read_leaves(top.start, card)
-        begin = folder.fill_trees(module, blank, leaves, top.start)
+        leaves = encoder_folder.read_leaves(top.start, card)
+        begin = encoder_folder.fill_trees(module, blank, leaves, top.start)
         given = functools.partial(tuple, jax.tree.map(np.asarray, begin))  # on the host
     return wrap_tuned(module, top.tuning, given)
 
 
 def _module(top: TopLevel):
-    make, section = lookup.find_function(ENCODERS, top.encoder, "config.encoder")
-    section = schema.options(make, section, "config.encoder", given=("dtype",))
-    module = make(**section, dtype=PRECISIONS[top.precision])
+    make, options, _ = SECTIONS["encoder"].read("config.encoder", top.encoder)
+    module = make(**options, dtype=PRECISIONS[top.precision])
     traits.check_encoder(module, "config.encoder.name", top.encoder["name"])
     return module
 
@@ -481,34 +532,8 @@ def wrap_tuned(module, section: dict | str | None, given=None):
     if given is None and not section and not traits.read_traits(module).frozen:
         return module
     section = tuning.RECIPES[section] if isinstance(section, str) else section or {}
-    chosen = schema.options(tuning.settings, section, "config.tuning")
-    return tuning.TunedEncoder(module, tuning.settings(**chosen), given)
-
-
-def fill_from_start(raw: dict) -> dict:
-    """Fill in a config that begins with the folder of an encoder.
-
-    The folder sets the encoder, and the mean and standard deviation of its images. If
-    config.encoder names the same network, its drop_path and remat are kept.
-
-    Raises:
-      Refused: the folder cannot be read, or does not fit the config.
-    """
-    if not folder.is_one(raw.get("start")):
-        return raw
-    if raw.get("augment", {}).get("name") == "graphs":
-        raise Refused(
-            f"config.start={raw['start']!r}: the folder of an encoder is a start for "
-            "images, and config.augment.name is 'graphs'; leave it out"
-        )
-    theirs = folder.as_config(raw["start"])
-    own = dict(raw.get("encoder") or {})
-    kept = {}
-    if own.get("name") == theirs["encoder"]["name"]:
-        kept = {name: own[name] for name in ("drop_path", "remat") if name in own}
-    look = {name: theirs["augment"][name] for name in ("mean", "std")}
-    augment = raw.get("augment", {}) | look
-    return raw | {"encoder": theirs["encoder"] | kept, "augment": augment}
+    settings, options, _ = SECTIONS["tuning"].read("config.tuning", section)
+    return tuning.TunedEncoder(module, settings(**options), given)
 
 
 def nest_method(raw: Mapping[str, Any]) -> dict:
@@ -525,21 +550,23 @@ def nest_method(raw: Mapping[str, Any]) -> dict:
     return {**raw, "method": schema.nest_options(make, section, "config.method")}
 
 
-def find_method(section):
-    """Find the module of a method, and check the options of its make."""
-    section = dict(section)
-    module = lookup.find_method(section.pop("name", None))
-    return module, schema.options(module.make, section, "config.method")
+def find_method(section) -> tuple[Callable[..., core.Method], dict]:
+    """Find the `make` of a method, and check its options."""
+    make, options, _ = SECTIONS["method"].read("config.method", section)
+    return make, options
 
 
-def make_method(top: TopLevel, parts: core.Parts) -> core.Method:
+def make_method(top: TopLevel, chosen, parts: core.Parts) -> core.Method:
     """Make the method of config.method.
 
+    Args:
+      chosen: of `find_method`.
+
     Raises:
-      Refused: an option is wrong, or the method reads no such data.
+      Refused: the method reads no such data.
     """
-    module, options = find_method(top.method)
-    made = module.make(parts, **options)
+    make, options = chosen
+    made = make(parts, **options)
     name = top.method["name"]
     if top.augment.get("name") == "graphs" and not made.takes_graphs:
         raise Refused(

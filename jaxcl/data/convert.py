@@ -1,6 +1,6 @@
 """Write a set as a directory of plain arrays.
 
-    python -m jaxcl.data.convert IN.npz OUT_DIR
+    jaxcl convert IN.npz OUT_DIR
 
 writes what `from_arrays.arrays` reads: one .npy file per array, and a meta.json
 {"name", "class_names", "domain_names", "mean", "std", "decoder",
@@ -8,7 +8,7 @@ writes what `from_arrays.arrays` reads: one .npy file per array, and a meta.json
 with ENTRY = {"file", "sha256" of the array's bytes}. Only the "file" of each split's
 "images" is required, so such a directory is easily written by hand.
 
-    python -m jaxcl.data.convert pacs64.npz art --domains art_painting
+    jaxcl convert pacs64.npz art --domains art_painting
 
 writes some domains of the set.
 """
@@ -18,7 +18,7 @@ import pathlib
 
 import numpy as np
 
-from jaxcl.data import files, from_arrays, splits, storage, stream
+from jaxcl.data import from_arrays, image_files, splits, storage, stream
 from jaxcl.errors import Refused
 
 
@@ -47,7 +47,7 @@ def _write_splits(dataset, out) -> None:
         for key in ("images", "label", "domain"):
             array = getattr(examples, key)
             np.save(out / f"{split}_{key}.npy", array, allow_pickle=False)
-            entry = {"file": f"{split}_{key}.npy", "sha256": files.sha256(array)}
+            entry = {"file": f"{split}_{key}.npy", "sha256": image_files.sha256(array)}
             splits[split][key] = entry
     mean, std = mean_std(dataset.train.images)
     meta = {
@@ -74,25 +74,20 @@ def mean_std(images: np.ndarray) -> tuple[list[float], list[float]]:
     return mean.tolist(), std.tolist()
 
 
-def main() -> None:
-    """Run the command, see the module's docstring."""
-    parser = argparse.ArgumentParser(
-        description="An .npz file, or domains of it, as plain arrays.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("npz", help="plain or packed .npz, see from_arrays.npz")
-    parser.add_argument("directory", help="new or empty directory to write")
-    parser.add_argument("--domains", nargs="+", help="names or numbers; else all")
-    arguments = parser.parse_args()
-    try:
-        dataset = from_arrays.npz(path=arguments.npz)
-        if words := arguments.domains:
-            kept = [int(word) if word.isdecimal() else word for word in words]
-            dataset = splits.of_domains(dataset, kept)
-        write_arrays(dataset, arguments.directory)
-    except (Refused, OSError) as error:
-        parser.error(str(error))
+def add_options(parser) -> None:
+    """Add the options of the command."""
+    parser.description = __doc__
+    add = parser.add_argument
+    add("npz", help="plain or packed .npz, see from_arrays.npz")
+    add("directory", help="new or empty directory to write")
+    add("--domains", nargs="+", help="names or numbers; else all")
 
 
-if __name__ == "__main__":
-    main()
+def main(options: argparse.Namespace) -> int:
+    """Run the command."""
+    dataset = from_arrays.npz(path=options.npz)
+    if words := options.domains:
+        domains = [int(word) if word.isdecimal() else word for word in words]
+        dataset = splits.of_domains(dataset, domains)
+    write_arrays(dataset, options.directory)
+    return 0

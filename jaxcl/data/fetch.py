@@ -1,7 +1,7 @@
 """Get a well-known set and write it as its source reads it.
 
-    python -m jaxcl.data.fetch cifar10 --out=data/cifar10
-    python -m jaxcl.data.fetch cifar10 --out=data/cifar10 --from=FILE_OR_FOLDER
+    jaxcl data cifar10 --out=data/cifar10
+    jaxcl data cifar10 --out=data/cifar10 --from=FILE_OR_FOLDER
 
 The sets are cifar10, cifar100, mnist, stl10 (stl10_unlabelled: with its 100,000 images
 without labels) and tiny_imagenet; `shapes` is drawn, not downloaded, and written as PNG
@@ -24,7 +24,6 @@ import http.client
 import os
 import pathlib
 import shutil
-import sys
 import tempfile
 import urllib.request
 import uuid
@@ -34,8 +33,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxcl.data import convert, from_arrays, shapes, storage, stream
-from jaxcl.data import files as files_lib
+from jaxcl.data import convert, from_arrays, image_files, shapes, storage, stream
 from jaxcl.errors import Refused
 
 SECONDS = 30.0  # without a byte, after which a server counts as gone
@@ -84,33 +82,34 @@ def fetch_set(name: str, out: str, *, source: str | None = None) -> None:
     """
     if name not in SETS:
         raise Refused(f"set {name!r} is unknown; allowed are {(*SETS,)}")
-    known, out = SETS[name], os.path.normpath(out)
+    published, out = SETS[name], os.path.normpath(out)
     storage.check_blank(out, f"--out={out}")
     downloads = f"{out}.download"
     try:
         if source is None:
-            paths = [_download(archive, downloads) for archive in known.archives]
+            paths = [_download(archive, downloads) for archive in published.archives]
         else:
-            paths = [_find_archive(x, source, known) for x in known.archives]
+            paths = [_find_archive(x, source, published) for x in published.archives]
     except Unreachable as error:
-        files = "\n".join(f"  {x.urls[0]}  ({x.size:,} bytes)" for x in known.archives)
+        lines = [f"  {x.urls[0]}  ({x.size:,} bytes)" for x in published.archives]
+        files = "\n".join(lines)
         raise Unreachable(
             f"{error}\nDownload by hand, on a machine with a network:\n{files}\n"
             "and then give the file, or the folder of several:\n"
             f"  jaxcl data {name} --out={out} --from=PATH"
         ) from error
-    for archive, path in zip(known.archives, paths, strict=True):
+    for archive, path in zip(published.archives, paths, strict=True):
         _check_archive(archive, path, remove=source is None)
     with _replace_folder(out) as draft:
-        known.write(paths, draft)
+        published.write(paths, draft)
     if source is None:
         shutil.rmtree(downloads)
 
 
-def _find_archive(archive, source, known) -> str:
+def _find_archive(archive, source, published) -> str:
     """Find an archive in the file or folder of the user; return its path."""
     inside = os.path.join(source, archive.name)
-    path = inside if os.path.isdir(source) or len(known.archives) > 1 else source
+    path = inside if os.path.isdir(source) or len(published.archives) > 1 else source
     if not os.path.isfile(path):
         raise Refused(f"--from={source}: lacks {archive.name}")
     return path
@@ -120,13 +119,13 @@ def _check_archive(archive, path, *, remove) -> None:
     """Refuse a file that is not the published one."""
     size = os.path.getsize(path)
     with open(path, "rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if (size, found) == (archive.size, archive.sha256):
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if (size, digest) == (archive.size, archive.sha256):
         return
     if remove:  # the next call starts anew
         os.unlink(path)
     raise Refused(
-        f"{path}: {size:,} bytes with sha256 {found}; published are {archive.size:,} "
+        f"{path}: {size:,} bytes with sha256 {digest}; published are {archive.size:,} "
         f"with {archive.sha256}. It is damaged or another file"
     )
 
@@ -202,15 +201,15 @@ def _stl10(paths, folder, *, more=None) -> None:
         files = [f"{split}_X.bin"] + [more] * (more is not None and split == "train")
         raw = [np.fromfile(os.path.join(inner, file), np.uint8) for file in files]
         images = np.concatenate(raw).reshape(-1, 3, 96, 96).transpose(0, 3, 2, 1)
-        known = np.fromfile(os.path.join(inner, f"{split}_y.bin"), np.uint8)
+        classes = np.fromfile(os.path.join(inner, f"{split}_y.bin"), np.uint8)
         labels = np.full(len(images), -1)
-        labels[: len(known)] = known.astype(int) - 1
+        labels[: len(classes)] = classes.astype(int) - 1
         return images, labels
 
     (archive,) = paths
     with _unpack(archive, folder) as inner:
-        parts = [read(inner, split) for split in ("train", "test")]
-    _write_splits("stl10", _STL10, parts, folder)
+        splits = [read(inner, split) for split in ("train", "test")]
+    _write_splits("stl10", _STL10, splits, folder)
 
 
 def _tiny_imagenet(paths, folder) -> None:
@@ -219,7 +218,7 @@ def _tiny_imagenet(paths, folder) -> None:
     Rows are sorted by class, then by file. Classes are in the order of wnids.txt, as
     in mammoth's arrays, which Co2L and CCLIS use. Grey images become RGB.
     """
-    decode = files_lib.Decoding("pillow")
+    decode = image_files.Decoding("pillow")
 
     def read(rows):
         labels, paths = zip(*rows, strict=True)
@@ -238,10 +237,10 @@ def _tiny_imagenet(paths, folder) -> None:
         ]
         val = where / "val"
         lines = (val / "val_annotations.txt").read_text().splitlines()
-        known = [line.split("\t")[:2] for line in lines]
-        test = sorted((names.index(x), val / "images" / file) for file, x in known)
-        parts = [read(train), read(test)]
-    _write_splits("tiny_imagenet", names, parts, folder, decoder="pillow")
+        annotations = [line.split("\t")[:2] for line in lines]
+        test = sorted((names.index(c), val / "images" / x) for x, c in annotations)
+        splits = [read(train), read(test)]
+    _write_splits("tiny_imagenet", names, splits, folder, decoder="pillow")
 
 
 def _write_cifar(paths, folder, *, name, train, test, label_bytes, names) -> None:
@@ -283,11 +282,11 @@ def _read_idx(path, axes) -> np.ndarray:
         return np.frombuffer(file.read(), np.uint8, offset=4 + 4 * axes)
 
 
-def _write_splits(name, classes, parts, folder, decoder="") -> None:
+def _write_splits(name, classes, splits, folder, decoder="") -> None:
     """Write (images, labels) of train and of test as plain arrays."""
     train, test = (
         from_arrays.examples(name, np.ascontiguousarray(images), labels, None)
-        for images, labels in parts
+        for images, labels in splits
     )
     data = stream.Dataset(name, classes, ("all",), train, None, test, decoder)
     convert.write_arrays(data, folder)
@@ -297,8 +296,8 @@ def _archives(name) -> tuple[Archive, ...]:
     """Read the archives of a set: lines of name, sha256, bytes and addresses."""
     table = pathlib.Path(__file__).with_name("archives.tsv").read_text()
     rows = [line.split("\t") for line in table.splitlines()]
-    own = [row[1:] for row in rows if row[0] == name]
-    return tuple(Archive((*urls,), int(size), sha256) for sha256, size, *urls in own)
+    fields = [row[1:] for row in rows if row[0] == name]
+    return tuple(Archive((*urls,), int(size), sha256) for sha256, size, *urls in fields)
 
 
 _CIFAR10 = functools.partial(
@@ -331,38 +330,27 @@ SETS = {
 }
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command."""
-    made = argparse.ArgumentParser(
-        prog="jaxcl data",
-        description="Download, check and unpack a well-known set, or draw `shapes`.",
-        epilog="examples:\n"
-        "  jaxcl data shapes --out=shapes\n"
-        "  jaxcl data cifar10 --out=data/cifar10\n"
-        "  jaxcl data mnist --out=data/mnist --from=FOLDER",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = made.add_argument
+def add_options(parser) -> None:
+    """Add the options of the command."""
+    parser.epilog = """examples:
+  jaxcl data shapes --out=shapes
+  jaxcl data cifar10 --out=data/cifar10
+  jaxcl data mnist --out=data/mnist --from=FOLDER"""
+    add = parser.add_argument
     add("name", choices=[*SETS, "shapes"], help="which set")
     add("--out", required=True, help="new or empty folder to write")
     by_hand = "its archive, or a folder with its archives, downloaded by hand"
     add("--from", dest="source", metavar="FILE_OR_FOLDER", help=by_hand)
-    return made
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command; exit code 2 if there is no network or a file is wrong."""
-    arguments = parser().parse_args(argv)
-    try:
-        if arguments.name == "shapes":
-            return _draw_shapes(arguments.out, arguments.source)
-        fetch_set(arguments.name, arguments.out, source=arguments.source)
-    except (OSError, Refused) as error:
-        print(f"jaxcl: {error}", file=sys.stderr)
-        return 2
+def main(options: argparse.Namespace) -> int:
+    """Run the command."""
+    if options.name == "shapes":
+        return _draw_shapes(options.out, options.source)
+    fetch_set(options.name, options.out, source=options.source)
     print(
-        f"{arguments.out}: {arguments.name}, read with "
-        f"--config.data.name=arrays --config.data.path={arguments.out}"
+        f"{options.out}: {options.name}, read with "
+        f"--config.data.name=arrays --config.data.path={options.out}"
     )
     return 0
 
@@ -370,7 +358,7 @@ def main(argv: list[str] | None = None) -> int:
 def _draw_shapes(out: str, source: str | None) -> int:
     """Write the set `shapes` as PNG files, and print how to read a domain."""
     if source is not None:
-        raise Refused(f"--from={source}: shapes is drawn; leave --from out")
+        raise Refused("--from", source, "shapes is drawn; leave --from out")
     shapes.write_folders(shapes.shapes(), out)
     first, *_, last = shapes.DOMAINS
     print(
@@ -380,7 +368,3 @@ def _draw_shapes(out: str, source: str | None) -> int:
         f"--test={out}/{first}/test"
     )
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from jaxcl import schema
-from jaxcl.data import files, splits, storage, stream
+from jaxcl.data import image_files, splits, storage, stream
 from jaxcl.errors import Refused
 
 MAPPED_BYTES = 4 << 30  # larger image files are mapped, not read
@@ -17,7 +17,7 @@ _PARTS = {"train": "train", "val": "validation", "test": "test"}
 
 @splits.source
 def npz(*, path: str) -> stream.Dataset:
-    """Read an .npz file, plain or packed (see `files.read_npz`).
+    """Read an .npz file, plain or packed (see `image_files.read_npz`).
 
     The file holds either train_x, train_y and train_domain, and likewise val_ and
     test_, or x, y, is_test and domain; also class_names and domain_names. Images are
@@ -27,40 +27,40 @@ def npz(*, path: str) -> stream.Dataset:
     """
     split_keys = [f"{s}_{k}" for s in _PARTS for k in ("x", "y", "domain")]
     keys = ("x", "y", "domain", "is_test", "class_names", "domain_names")
-    data = files.read_npz(path, (*split_keys, *keys))
-    parts = {}
+    data = image_files.read_npz(path, (*split_keys, *keys))
+    by_split = {}
     if "train_x" in data:
         begins = [begin for begin in _PARTS if f"{begin}_x" in data]
         for begin in begins:
             values = [data.get(f"{begin}_{key}") for key in ("x", "y", "domain")]
-            parts[_PARTS[begin]] = examples(f"{path}: {begin}", *values)
+            by_split[_PARTS[begin]] = examples(f"{path}: {begin}", *values)
         _check_domains(path, {begin: data.get(f"{begin}_domain") for begin in begins})
     elif "x" in data:
         values = [data.get(key) for key in ("x", "y", "domain")]
-        whole = examples(path, *values)
-        mask = data.get("is_test", np.zeros(len(whole.label), bool))
+        all_rows = examples(path, *values)
+        mask = data.get("is_test", np.zeros(len(all_rows.label), bool))
         if mask.dtype != bool or mask.shape != (len(data["x"]),):
             raise Refused(f"{path}: is_test must be bool[{len(data['x'])}]")
-        train, test = splits.cut_out(whole, mask)
-        parts = {"train": train} | ({} if test is None else {"test": test})
+        train, test = splits.cut_out(all_rows, mask)
+        by_split = {"train": train} | ({} if test is None else {"test": test})
     else:
-        has = sorted(files.read_npz(path))[:10]
+        has = sorted(image_files.read_npz(path))[:10]
         raise Refused(f"{path}: has neither train_x nor x, but {has}")
     names = {}
     for key in {"class_names", "domain_names"} & {*data}:
-        given = data[key]
-        if given.ndim != 1:
-            raise Refused(f"{path}: {key} has shape {list(given.shape)}, not [C]")
-        if given.dtype.kind == "S":
-            given = [name.decode(errors="replace") for name in given]
-        names[key] = tuple(map(str, given))
+        entries = data[key]
+        if entries.ndim != 1:
+            raise Refused(f"{path}: {key} has shape {list(entries.shape)}, not [C]")
+        if entries.dtype.kind == "S":
+            entries = [name.decode(errors="replace") for name in entries]
+        names[key] = tuple(map(str, entries))
     name = os.path.splitext(os.path.basename(path))[0]
-    return dataset(name, parts, **names)
+    return dataset(name, by_split, **names)
 
 
 def dataset(
     name: str,
-    parts: dict[str, stream.Examples],
+    by_split: dict[str, stream.Examples],
     class_names: Sequence[str] | None = None,
     domain_names: Sequence[str] | None = None,
 ) -> stream.Dataset:
@@ -68,14 +68,14 @@ def dataset(
 
     Args:
       name: name of the set.
-      parts: split -> its examples.
+      by_split: split -> its examples.
       class_names, domain_names: names in order; None: the numbers, see `number_names`.
     """
     if class_names is None:
-        class_names = number_names(parts, "label")
+        class_names = number_names(by_split, "label")
     if domain_names is None:
-        domain_names = number_names(parts, "domain")
-    splits = dict.fromkeys(stream.SPLITS) | parts
+        domain_names = number_names(by_split, "domain")
+    splits = dict.fromkeys(stream.SPLITS) | by_split
     return stream.Dataset(name, tuple(class_names), tuple(domain_names), **splits)
 
 
@@ -87,7 +87,7 @@ def arrays(*, path: str, resident: bool | None = None) -> stream.Dataset:
       sha256 is checked; False maps the file and reads row by row; None maps files of 4
       GiB and more.
     """
-    files.mapped.cache_clear()  # the set may have been written anew
+    image_files.mapped.cache_clear()  # the set may have been written anew
     meta = _read_meta(path)
     entries = meta["splits"]
     _check_domains(path, {split: x.get("domain") for split, x in entries.items()})
@@ -100,9 +100,9 @@ def arrays(*, path: str, resident: bool | None = None) -> stream.Dataset:
     return data._replace(decoder=meta.get("decoder", ""))
 
 
-def number_names(parts, field) -> tuple[str, ...]:
+def number_names(by_split, field) -> tuple[str, ...]:
     """Name labels or domains without names: "0", "1", up to the largest."""
-    count = 1 + max(int(getattr(x, field).max(initial=-1)) for x in parts.values())
+    count = 1 + max(int(getattr(x, field).max(initial=-1)) for x in by_split.values())
     return tuple(map(str, range(count)))
 
 
@@ -149,19 +149,19 @@ def _read_meta(path) -> dict:
         wrong = f"{file}: {'no such file' if isinstance(error, OSError) else error!r}"
         raise Refused(
             f"{wrong}; path must be a folder with a meta.json, as `jaxcl data NAME "
-            f"--out={path}` or `python -m jaxcl.data.convert IN.npz {path}` writes it"
+            f"--out={path}` or `jaxcl convert IN.npz {path}` writes it"
         ) from error
     return meta
 
 
 def _array_split(path, entries, resident) -> stream.Examples:
     label, domain = (
-        files.read_entry(path, entries[key]) if entries.get(key) else None
+        image_files.read_entry(path, entries[key]) if entries.get(key) else None
         for key in ("label", "domain")
     )
     file = os.path.join(path, entries["images"]["file"])
     if resident is None:
-        with files.reading(file):
+        with image_files.reading(file):
             resident = storage.file_size(file) < MAPPED_BYTES
     if not resident and storage.in_bucket(file):
         raise Refused(
@@ -169,15 +169,15 @@ def _array_split(path, entries, resident) -> stream.Examples:
             "directory to a disk, or give resident=True"
         )
     if resident:
-        images = files.read_entry(path, entries["images"])
+        images = image_files.read_entry(path, entries["images"])
         return examples(file, images, label, domain)
-    images = files.mapped(file)
+    images = image_files.mapped(file)
     if images.dtype != np.uint8 or images.ndim != 4:
         raise Refused(
             f"{file} is {images.dtype}{list(images.shape)}, expected uint8[N, H, W, C]"
         )
-    whole = examples(file, images, label, domain)
-    return files.examples(files.of_array(file), whole.label, whole.domain)
+    rows = examples(file, images, label, domain)
+    return image_files.examples(image_files.of_array(file), rows.label, rows.domain)
 
 
 def examples(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from safetensors import numpy as tensors
 
-from jaxcl.data import files, from_arrays, splits, storage, stream
+from jaxcl.data import from_arrays, image_files, splits, storage, stream
 from jaxcl.errors import Refused
 
 _ABOUT = "about"
@@ -63,7 +63,7 @@ def read(path: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """
     check_suffix(path)
     if path.endswith(".npz"):
-        arrays = files.read_npz(path)
+        arrays = image_files.read_npz(path)
         text = str(arrays.pop(_ABOUT, "{}"))
     else:
         data = storage.read_bytes(path)
@@ -74,7 +74,7 @@ def read(path: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         except Exception as error:  # the library has an exception of its own
             raise Refused(f"{path} cannot be read: {error}") from error
         text = header.get("__metadata__", {}).get(_ABOUT, "{}")
-    with files.reading(path):
+    with image_files.reading(path):
         about = json.loads(text)
     if not isinstance(about, dict):
         raise Refused(f"{path}: {_ABOUT} must be an object of JSON")

@@ -8,10 +8,10 @@ import numpy as np
 from absl import logging
 
 from jaxcl import schema
-from jaxcl.data import files as files_lib
-from jaxcl.data import layouts, listing, splits, storage, stream
+from jaxcl.data import image_files, layouts, listing, splits, storage, stream
 from jaxcl.errors import Refused
 
+Folders = Literal["guess", "classes", "domains", "none"]
 _BESIDE = "images beside the folders of classes"
 
 
@@ -20,7 +20,7 @@ def image_folder(
     *,
     path: str,
     classes: str | None = None,
-    folders: Literal["guess", "classes", "domains", "none"] = "guess",
+    folders: Folders = "guess",
     test: schema.Fraction = 0.2,
     test_seed: schema.Natural = splits.TEST_SEED,
     images: splits.ImageOptions,
@@ -46,12 +46,12 @@ def image_folder(
     test: share of each class that becomes the test split if no folder is one.
     test_seed: seed of that draw.
     """
-    wanted = None if classes is None else files_lib.class_list(classes)
+    wanted = None if classes is None else image_files.class_list(classes)
     left_out, name = listing.LeftOut(), os.path.basename(os.path.abspath(path))
 
     def examples(label, files, domain=None):
-        reader = files_lib.of_files(path, files, images.decoding)
-        return files_lib.examples(reader, label, domain)
+        reader = image_files.of_files(path, files, images.decoding)
+        return image_files.examples(reader, label, domain)
 
     if folders == "none":
         files = _relative(path, listing.images(path, left_out))
@@ -70,46 +70,46 @@ def image_folder(
         if within:
             data = _divide_classes(data, files)
         elif inner:
-            parts = {
+            by_split = {
                 split: examples(
                     *scan_classes(path, split, names, wanted is None, left_out)[1:]
                 )
                 for split in _list_held_out(path, names)
             }
-            data = _hold_out(data, parts)
+            data = _hold_out(data, by_split)
     if data.class_names and data.test is None:
         drawn = splits.draw_test(name, data.class_names, data.train, test, test_seed)
         data = data._replace(train=drawn.train, test=drawn.test)
-    said = listing.describe(left_out)
-    return data._replace(notes=(f"left out: {said}",) if said else ())
+    text = listing.describe(left_out)
+    return data._replace(notes=(f"left out: {text}",) if text else ())
 
 
 def _one_split(name, class_names, train, domain_names=("all",)) -> stream.Dataset:
     return stream.Dataset(name, class_names, domain_names, train, None, None)
 
 
-def _hold_out(data, parts) -> stream.Dataset:
+def _hold_out(data, by_split) -> stream.Dataset:
     """Add the splits val and test; val alone is the test split."""
-    if not parts:
+    if not by_split:
         return data
-    validation = parts["val"] if len(parts) == 2 else None
-    return data._replace(validation=validation, test=[*parts.values()][-1])
+    validation = by_split["val"] if len(by_split) == 2 else None
+    return data._replace(validation=validation, test=[*by_split.values()][-1])
 
 
 def _check_layout(path, inner, names, files) -> bool:
     """Refuse folders that may mean something else; tell whether classes have splits."""
-    found = layouts.folders_of(files)
-    layouts.check_masks(path, found)
+    folders = layouts.folders_of(files)
+    layouts.check_masks(path, folders)
     _check_splits(path, names)
     if not names:
         return False
     if not inner:
-        if layouts.are_splits_below(path, found):
+        if layouts.are_splits_below(path, folders):
             return True
-        layouts.check_domains(path, found)
-    elif shared := layouts.shared_classes({x[1:] for x in found}):
+        layouts.check_domains(path, folders)
+    elif shared := layouts.shared_classes({x[1:] for x in folders}):
         logging.warning(
-            "path = %r: the folders in %s are read as classes, though each has "
+            "path=%r: the folders in %s are read as classes, though each has "
             'folders %s; config.data.path=%r with config.data.folders="domains" reads '
             "domains with these classes",
             *(path, inner, [*shared[:5]], os.path.join(path, inner)),
@@ -132,25 +132,34 @@ def _scan_domains(path, wanted, left_out) -> tuple:
     """List classes, domains, and labels, files and domains of all images."""
     domains = listing.folders(path)
     if not domains:
-        raise Refused(f"path = {path!r}: has no folders; must have one for each domain")
-    found = [scan_classes(path, x, None, left_out=left_out) for x in domains]
-    known = {name for names, *_ in found for name in names}
-    names = tuple(wanted or sorted(known, key=listing.natural_key))
-    if missing := sorted({*names} - known):
-        raise Refused(f"path = {path!r}: class folders missing: {missing[:5]}")
+        raise Refused("path", path, "has no folders; must have one for each domain")
+    scans = [scan_classes(path, x, None, left_out=left_out) for x in domains]
+    all_names = {name for names, *_ in scans for name in names}
+    names = tuple(wanted or sorted(all_names, key=listing.natural_key))
+    _check_missing(path, sorted({*names} - all_names), names)
     label, files, domain = [], [], []
-    for number, (own, numbers, paths) in enumerate(found):
-        if not own:
+    for number, (classes, numbers, paths) in enumerate(scans):
+        if not classes:
             raise Refused(
-                f"path = {os.path.join(path, domains[number])!r}: has images and no "
+                f"path={os.path.join(path, domains[number])!r}: has images and no "
                 "folders; a domain must have a folder for each class"
             )
         for at, file in zip(numbers, paths, strict=True):
-            if own[at] in names:
-                label.append(names.index(own[at]))
+            if classes[at] in names:
+                label.append(names.index(classes[at]))
                 files.append(file)
                 domain.append(number)
     return names, tuple(domains), (label, files, domain)
+
+
+def _check_missing(folder, missing, wanted) -> None:
+    """Refuse a folder that lacks folders of the classes that the config names."""
+    if missing:
+        raise Refused(
+            f"{folder}: {len(missing)} of the {len(wanted)} classes of "
+            f"config.data.classes have no folder, such as {', '.join(missing[:3])}. "
+            "For a subset name a file with fewer classes, --config.data.classes=FILE"
+        )
 
 
 def is_mixed(path: str) -> bool:
@@ -171,8 +180,8 @@ def _images_in(folder) -> list[str]:
 
 def _describe_left_out(left_out) -> str:
     """Say for messages which files were left out."""
-    said = listing.describe(left_out)
-    return f"; left out: {said}" if said else ""
+    text = listing.describe(left_out)
+    return f"; left out: {text}" if text else ""
 
 
 def _relative(path, files) -> list[bytes]:
@@ -194,7 +203,7 @@ def _check_splits(path, names) -> None:
         alike = [x for x in others if x in alike or not (names or _is_empty(path, x))]
     if alike:
         raise Refused(
-            f"path = {path!r}: folders {alike[:5]} look like splits, which must be "
+            f"path={path!r}: folders {alike[:5]} look like splits, which must be "
             'called train, val and test. config.data.folders="classes" takes each of '
             "them as a class"
         )
@@ -233,26 +242,25 @@ def scan_classes(
     start = path if storage.in_bucket(path) else os.path.normpath(path)
     folder = os.path.join(start, inner) if inner else start
     if not storage.is_folder(folder):
-        raise Refused(
-            f"path = {folder!r}: no such directory; must hold folders or images"
-        )
+        raise Refused("path", folder, "no such directory; must hold folders or images")
     names, files, label = listing.folders(folder), [], []
     for name in names:
         if name != name.encode(errors="replace").decode():
             raise Refused(f"{os.fsencode(name)!r}: a class's name must be UTF-8")
     # In a bucket a listing of the whole folder would be needed once more.
     if names and not storage.in_bucket(path) and (beside := _images_in(folder)):
-        logging.warning("path = %r: %d %s are left out", folder, len(beside), _BESIDE)
+        logging.warning("path=%r: %d %s are left out", folder, len(beside), _BESIDE)
         if left_out is not None:
             left_out[_BESIDE] += len(beside)
     if wanted:
         missing, extra = sorted({*wanted} - {*names}), sorted({*names} - {*wanted})
-        if missing or (only and extra):
+        if only and (missing or extra):
             raise Refused(
                 f"{folder}: class folders missing: {missing[:5]}, unknown: "
                 f"{extra[:5]}; must be those of train. config.data.path="
                 f"{os.path.join(path, 'train')!r} reads train alone"
             )
+        _check_missing(folder, missing, wanted)
         names = wanted
     for number, name in enumerate(names or [""]):
         where, left_here = os.path.join(folder, name), listing.LeftOut()

@@ -9,8 +9,7 @@ import numpy as np
 from absl import logging
 
 from jaxcl import schema
-from jaxcl.data import files, storage, stream
-from jaxcl.data import graphs as graphs_lib
+from jaxcl.data import graph_arrays, image_files, storage, stream
 from jaxcl.errors import Refused
 
 Feature = Literal["attributes", "labels", "ldp"]
@@ -85,7 +84,7 @@ def make_dataset(
     edges = _make_undirected(arrays["where"], arrays["pairs"], graph)
     graph_ptr = np.searchsorted(graph, np.arange(len(label) + 1))
     edge_ptr = np.searchsorted(edges[0], graph_ptr)
-    graph_set = graphs_lib.GraphSet(
+    graph_set = graph_arrays.GraphSet(
         features=_features(where, arrays, edges, features, std, normalise),
         edges=edges.astype(np.int32),
         graph_ptr=graph_ptr.astype(np.int32),
@@ -107,7 +106,7 @@ def make_dataset(
 
 def _read_npz(path) -> tuple[str, dict]:
     """Read the name of a set, and its pairs of nodes, graph of each node and labels."""
-    arrays = files.read_npz(path, (*_GIVEN, *_OPTIONAL))
+    arrays = image_files.read_npz(path, (*_GIVEN, *_OPTIONAL))
     if missing := [key for key in _GIVEN if key not in arrays]:
         raise Refused(f"{path} lacks {missing}: must hold {list(_GIVEN)}")
     for key in (*_GIVEN, *({"node_label"} & {*arrays})):
@@ -117,8 +116,8 @@ def _read_npz(path) -> tuple[str, dict]:
     edges, ptr = arrays["edges"], arrays["graph_ptr"]
     label = stream.as_numbers(path, "label", arrays["label"], 0)
     names = arrays.setdefault("class_names", np.arange(label.max(initial=0) + 1))
-    told = max(len(np.atleast_1d(arrays.get(key, ()))) for key in _OPTIONAL[:2])
-    most = max(told, _ISOLATED * (len(label) + edges.size))
+    length = max(len(np.atleast_1d(arrays.get(key, ()))) for key in _OPTIONAL[:2])
+    most = max(length, _ISOLATED * (len(label) + edges.size))
     for key, good, what in (
         ("label", label.ndim == 1 and len(label) > 0, "[G]"),
         ("class_names", names.ndim == 1 and label.max() < len(names), "[C], of all"),
@@ -133,19 +132,17 @@ def _read_npz(path) -> tuple[str, dict]:
             f"of nodes, at most {most}; it ends at {ptr[-1]}"
         )
     graph = np.repeat(np.arange(len(label)), np.diff(ptr))
-    made = {"where": path, "pairs": edges, "graph": graph, "label": label}
-    return os.path.splitext(os.path.basename(path))[0], arrays | made
+    columns = {"where": path, "pairs": edges, "graph": graph, "label": label}
+    return os.path.splitext(os.path.basename(path))[0], arrays | columns
 
 
 def _read_text(path) -> tuple[str, dict]:
     """Read text files; return a set's name, and what `_read_npz` returns."""
     if not os.path.isdir(path):
-        raise Refused(f"path = {path!r}: no such directory")
+        raise Refused("path", path, "no such directory")
     names = sorted(x for x in os.listdir(path) if x.endswith("_A.txt"))
     if len(names) != 1:
-        raise Refused(
-            f"path = {path!r}: must hold one file NAME_A.txt, has {names[:5]}"
-        )
+        raise Refused("path", path, f"must hold one file NAME_A.txt, has {names[:5]}")
     name = names[0].removesuffix("_A.txt")
 
     def part_path(part):
@@ -179,7 +176,7 @@ def _read_text(path) -> tuple[str, dict]:
 
 def _read_table(file, kind, *, columns=None, rows=None) -> np.ndarray:
     """Read numbers separated by commas, one row a line, [lines, columns]."""
-    with files.reading(file), warnings.catch_warnings():
+    with image_files.reading(file), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # an empty file
         path = storage.check_ordinary(file)
         table = np.loadtxt(path, kind, delimiter=",", ndmin=2, comments=None)
@@ -201,8 +198,8 @@ def _make_undirected(where, pairs, graph) -> np.ndarray:
     """
     nodes = len(graph)
     outside = ((pairs < 0) | (pairs >= nodes)).any(axis=0)
-    own = graph[np.where(outside, 0, pairs)]
-    for at in np.flatnonzero(outside | (own[0] != own[1]))[:1]:
+    members = graph[np.where(outside, 0, pairs)]
+    for at in np.flatnonzero(outside | (members[0] != members[1]))[:1]:
         raise Refused(
             f"{where}: edge {at + 1}, of nodes {(pairs[:, at] + 1).tolist()}, must be "
             f"of two in 1 to {nodes} of one graph"
@@ -234,7 +231,7 @@ def _features(where, arrays, edges, names, std, normalise) -> np.ndarray:
             continue
         values = attributes if name == "attributes" else labels
         if values is None:
-            raise Refused(f"features = {names!r}: {where} has no node {name}")
+            raise Refused("features", names, f"{where} has no node {name}")
         if values.ndim not in (1, 2) or len(values) != nodes:
             shape = values.shape
             raise Refused(f"{where}: node {name} {shape} for {nodes} nodes")
@@ -263,14 +260,14 @@ def _features(where, arrays, edges, names, std, normalise) -> np.ndarray:
 
 def _one_hot(where, labels) -> list[np.ndarray]:
     """Return columns of each kind of node label, for labels i[N,k]."""
-    found = [np.unique(codes, return_inverse=True) for codes in labels.T]
-    width = sum(len(kinds) for kinds, _ in found)
+    columns = [np.unique(codes, return_inverse=True) for codes in labels.T]
+    width = sum(len(kinds) for kinds, _ in columns)
     if width * len(labels) > _ENTRIES:
         raise Refused(
             f"{where}: node labels of {width} kinds on {len(labels)} nodes: as columns "
             "they fill the memory; leave 'labels' out of config.data.features"
         )
-    return [number[:, None] == np.arange(len(kinds)) for kinds, number in found]
+    return [number[:, None] == np.arange(len(kinds)) for kinds, number in columns]
 
 
 def degree_profile(edges: np.ndarray, nodes: int, *, std: Std = "sample") -> np.ndarray:

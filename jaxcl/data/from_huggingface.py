@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from jaxcl import schema
-from jaxcl.data import files as files_lib
-from jaxcl.data import listing, splits, storage, stream
+from jaxcl.data import image_files, listing, splits, storage, stream
 from jaxcl.errors import Refused
 
 STATE, SPLITS, PARQUET = "state.json", "dataset_dict.json", ".parquet"
@@ -39,7 +38,7 @@ def _fetch_image(key: str, file: str, row: int) -> bytes:
     if isinstance(value, dict):
         value = value["bytes"]
     if value is None:
-        raise files_lib.Unreadable("holds no image")
+        raise image_files.Unreadable("holds no image")
     return value
 
 
@@ -59,13 +58,13 @@ def read_column(file: str, key: str) -> Any:
 def _column(file, key):
     with _open_ordinary(file) as source:
         if file.endswith(PARQUET):
-            found = _import_arrow().parquet.ParquetFile(source).read(columns=[key])
+            table = _import_arrow().parquet.ParquetFile(source).read(columns=[key])
         else:
-            found = _map_table(source)
-        found = found.column(key)
+            table = _map_table(source)
+        table = table.column(key)
         # Offsets that lead out of the file would end the process when they are read.
-        found.validate(full=True)
-        return found
+        table.validate(full=True)
+        return table
 
 
 def _map_table(path):
@@ -77,7 +76,7 @@ def _map_table(path):
 @contextlib.contextmanager
 def _open_ordinary(file):
     """Give the path of an ordinary file; errors of pyarrow become Refused."""
-    with files_lib.reading(file):
+    with image_files.reading(file):
         try:
             yield storage.check_ordinary(file)
         except _import_arrow().ArrowException as error:
@@ -127,29 +126,30 @@ def huggingface(
     """
     _column.cache_clear()  # the set may have been written anew
     asked = {"train": train_split, "validation": validation_split, "test": test_split}
-    found, chosen, labels = split_files(path), {}, {}
+    present, chosen, labels = split_files(path), {}, {}
     for split, name in asked.items():
         if name is None:
             continue
-        if name not in found:
-            raise Refused(f"{split}_split = {name!r}: {path} has {sorted(found)}")
-        chosen[split] = found[name]
+        if name not in present:
+            raise Refused(f"{split}_split", name, f"{path} has {sorted(present)}")
+        chosen[split] = present[name]
         labels[split] = [
-            _check_columns(file, image_key, label_key) for file in found[name]
+            _check_columns(file, image_key, label_key) for file in present[name]
         ]
     names, numbers = _number_labels(labels, chosen, label_key)
-    fetch, parts = functools.partial(_fetch_image, image_key), {}
+    fetch, by_split = functools.partial(_fetch_image, image_key), {}
     for split, label in numbers.items():
         sizes = [len(x) for x in labels[split]]
         which = np.repeat(np.arange(len(sizes)), sizes)
         place = np.concatenate([np.arange(size) for size in sizes])
         files = (*chosen[split],)
-        reader = files_lib.Reader(
+        reader = image_files.FileRows(
             files, which, place, fetch, images.decoding, unit="row"
         )
-        parts[split] = files_lib.examples(reader, label)
+        by_split[split] = image_files.examples(reader, label)
     name = os.path.basename(os.path.abspath(path))
-    data = stream.Dataset(name, names, ("all",), **dict.fromkeys(stream.SPLITS) | parts)
+    by_split = dict.fromkeys(stream.SPLITS) | by_split
+    data = stream.Dataset(name, names, ("all",), **by_split)
     data = splits.keep_listed_classes(data, classes)
     if test_split is None:
         drawn = splits.draw_test(name, data.class_names, data.train, test, test_seed)
@@ -185,17 +185,17 @@ def guess_options(path: str) -> dict:
     Raises Refused as `huggingface`.
     """
     _column.cache_clear()  # the set may have been written anew
-    found = split_files(path)
-    train = "train" if "train" in found else min(found)
-    header, _ = _header(found[train][0])
+    files = split_files(path)
+    train = "train" if "train" in files else min(files)
+    header, _ = _header(files[train][0])
     shown = [name for name in header.names if _holds_images(header.field(name).type)]
-    named = [name for name in header.names if _class_names(found[train][0], name)]
+    named = [name for name in header.names if _class_names(files[train][0], name)]
     image, label = choose_columns(path, header.names, shown, named)
     options = {"train_split": train, "image_key": image, "label_key": label}
     for split in ("test", "validation"):
-        if split in found and split != train and label is not None:
-            known = _labels(found[split][0], label)
-            if known.dtype.kind == "U" or (known >= 0).any():
+        if split in files and split != train and label is not None:
+            labels = _labels(files[split][0], label)
+            if labels.dtype.kind == "U" or (labels >= 0).any():
                 return options | {"test_split": split}
     return options | {"test_split": None, "test": 0.2}
 
@@ -220,11 +220,11 @@ def choose_columns(
     """
     usual = [name for name in _PICTURES if name in (shown or names)]
     labels = ["label"] if "label" in names else [*named]
-    for option, found in (("image_key", usual[:1] or shown), ("label_key", labels)):
-        if len(found) > 1:
+    for option, columns in (("image_key", usual[:1] or shown), ("label_key", labels)):
+        if len(columns) > 1:
             raise Refused(
                 f"{where}: config.data.{option} must name one of several columns, "
-                f"{[*found]}"
+                f"{[*columns]}"
             )
     return (usual or [*shown, "image"])[0], next(iter(labels), None)
 
@@ -236,7 +236,7 @@ def split_files(path: str) -> dict[str, list[str]]:
     for a split that lacks a part, or is in several folders.
     """
     if storage.in_bucket(path) or not os.path.isdir(path):
-        raise Refused(f"path = {path!r}: must be a folder on a disk")
+        raise Refused("path", path, "must be a folder on a disk")
     listed = os.path.join(path, SPLITS)
     if os.path.exists(listed):
         names = storage.read_object(listed).get("splits")
@@ -244,20 +244,20 @@ def split_files(path: str) -> dict[str, list[str]]:
         return {name: _list_saved_files(os.path.join(path, name))[1] for name in names}
     if os.path.exists(os.path.join(path, STATE)):
         return dict([_list_saved_files(path)])
-    found: dict[str, list[str]] = {}
+    files_of_split: dict[str, list[str]] = {}
     for file in listing.list_files(path, lambda name: name.lower().endswith(PARQUET)):
         split = os.path.basename(file).removesuffix(PARQUET).partition("-")[0]
         if split.isdigit():
             split = os.path.basename(os.path.dirname(file))
-        found.setdefault(split, []).append(file)
-    if not found:
+        files_of_split.setdefault(split, []).append(file)
+    if not files_of_split:
         raise Refused(
-            f"path = {path!r}: must hold Parquet files, or what `save_to_disk` of "
+            f"path={path!r}: must hold Parquet files, or what `save_to_disk` of "
             f"Hugging Face datasets writes ({STATE} or {SPLITS})"
         )
-    for split, files in found.items():
+    for split, files in files_of_split.items():
         _check_complete(path, split, files)
-    return found
+    return files_of_split
 
 
 def _check_complete(path, split, files) -> None:
@@ -269,7 +269,7 @@ def _check_complete(path, split, files) -> None:
     counts = {x[1] for file in files if (x := re.search(r"-of-(\d+)\b", file))}
     if len(folders) > 1 or any(int(count) != len(files) for count in counts):
         raise Refused(
-            f"path = {path!r}: split {split!r} must be all parts of one set in one "
+            f"path={path!r}: split {split!r} must be all parts of one set in one "
             f"folder: it has {len(files)} files in folders {sorted(folders)[:5]}"
         )
 
@@ -299,10 +299,10 @@ def _check_columns(file, image_key, label_key) -> np.ndarray:
     header, rows = _header(file)
     for option, key in (("image_key", image_key), ("label_key", label_key)):
         if key is not None and header.names.count(key) != 1:
-            raise Refused(f"{option} = {key!r}: {file} has {header.names}")
+            raise Refused(option, key, f"{file} has {header.names}")
     if not _holds_images(header.field(image_key).type):
         raise Refused(
-            f"image_key = {image_key!r}: {file} has {header.field(image_key).type}, "
+            f"image_key={image_key!r}: {file} has {header.field(image_key).type}, "
             "must be encoded images, as `dataset.cast_column(KEY, datasets.Image())` "
             "makes them"
         )
@@ -320,18 +320,18 @@ def _holds_images(kind) -> bool:
 
 def _labels(file, key) -> np.ndarray:
     """Return labels of a file: i64[N], -1 where there is none, or text."""
-    types, found = _import_arrow().types, read_column(file, key)
-    if types.is_dictionary(found.type):
-        found = found.cast(found.type.value_type)
-    if types.is_string(found.type) or types.is_large_string(found.type):
-        if found.null_count:
-            raise Refused(f"label_key = {key!r}: {file} lacks a label")
-        return np.array(found.to_pylist(), str)
-    if not (types.is_integer(found.type) or types.is_boolean(found.type)):
+    types, column = _import_arrow().types, read_column(file, key)
+    if types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if types.is_string(column.type) or types.is_large_string(column.type):
+        if column.null_count:
+            raise Refused("label_key", key, f"{file} lacks a label")
+        return np.array(column.to_pylist(), str)
+    if not (types.is_integer(column.type) or types.is_boolean(column.type)):
         raise Refused(
-            f"label_key = {key!r}: {file} has {found.type}, must be numbers or text"
+            "label_key", key, f"{file} has {column.type}, must be numbers or text"
         )
-    label = found.cast(_import_arrow().int64()).fill_null(-1).to_numpy()
+    label = column.cast(_import_arrow().int64()).fill_null(-1).to_numpy()
     return stream.as_numbers(file, "labels", label, -1)
 
 
@@ -354,29 +354,29 @@ def _number_labels(labels, files, key) -> tuple[tuple[str, ...], dict[str, np.nd
       labels: labels of every file of each split.
       files: files of each split, which may name the classes.
     """
-    kinds = {label.dtype.kind for parts in labels.values() for label in parts}
+    kinds = {label.dtype.kind for of_files in labels.values() for label in of_files}
     if len(kinds) > 1:
-        raise Refused(f"label_key = {key!r}: labels are text and numbers")
-    whole = {split: np.concatenate(parts) for split, parts in labels.items()}
+        raise Refused("label_key", key, "labels are text and numbers")
+    labels_of_split = {split: np.concatenate(x) for split, x in labels.items()}
     if "U" in kinds:
-        found = {str(name) for label in whole.values() for name in np.unique(label)}
-        names = tuple(sorted(found, key=listing.natural_key))
+        texts = {str(name) for x in labels_of_split.values() for name in np.unique(x)}
+        names = tuple(sorted(texts, key=listing.natural_key))
         number = {name: i for i, name in enumerate(names)}
         return names, {
             split: np.array([number[name] for name in label.tolist()], int)
-            for split, label in whole.items()
+            for split, label in labels_of_split.items()
         }
-    known = {}  # names -> a file that gives them
+    file_of_names = {}  # names -> a file that gives them
     for file in (file for of_split in files.values() for file in of_split):
         if key is not None and (names := _class_names(file, key)) is not None:
-            known.setdefault(names, file)
-    if len(known) > 1:  # each file numbers its own classes
+            file_of_names.setdefault(names, file)
+    if len(file_of_names) > 1:  # each file numbers its own classes
         raise Refused(
-            f"label_key = {key!r}: {' and '.join(known.values())} differ in their "
-            "classes; must be the same ones in one order, or text"
+            f"label_key={key!r}: {' and '.join(file_of_names.values())} differ in "
+            "their classes; must be the same ones in one order, or text"
         )
-    most = max(label.max(initial=-1) for label in whole.values())
-    names = next(iter(known), tuple(map(str, range(most + 1))))
+    most = max(label.max(initial=-1) for label in labels_of_split.values())
+    names = next(iter(file_of_names), tuple(map(str, range(most + 1))))
     if most >= len(names):
-        raise Refused(f"label_key = {key!r}: label {most} of {len(names)} classes")
-    return names, whole
+        raise Refused("label_key", key, f"label {most} of {len(names)} classes")
+    return names, labels_of_split

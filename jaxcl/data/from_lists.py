@@ -8,8 +8,7 @@ from typing import Annotated
 import numpy as np
 
 from jaxcl import schema
-from jaxcl.data import files as files_lib
-from jaxcl.data import splits, storage, stream
+from jaxcl.data import image_files, splits, storage, stream
 from jaxcl.errors import Refused
 
 MARK = b"\xef\xbb\xbf"  # some editors put it before utf-8
@@ -44,10 +43,10 @@ def image_lists(
     that leads out of `path`, and a missing image, unless on_corrupt is "skip".
     """
     if not os.path.isdir(path):
-        raise Refused(f"path = {path!r}: no such directory")
+        raise Refused("path", path, "no such directory")
     names = None
     if class_names is not None:
-        names = files_lib.class_list(class_names, option="class_names")
+        names = image_files.class_list(class_names, option="class_names")
     limit = stream.LABELS if names is None else len(names)
     patterns = {"train": train, "validation_list": validation_list, "test": test}
     parts = {}
@@ -78,48 +77,48 @@ def _examples(path, option, where, limit, images) -> stream.Examples:
     domain = np.repeat(np.arange(len(lists)), [len(of_list) for of_list, _ in lists])
     if images.on_corrupt != "skip":
         _check_there(option, path, files.tolist())
-    reader = files_lib.of_files(path, files, images.decoding)
-    return files_lib.examples(reader, label, domain)
+    reader = image_files.of_files(path, files, images.decoding)
+    return image_files.examples(reader, label, domain)
 
 
 def _list_files(option, pattern, domains, folder) -> list[str]:
     """Return paths of the lists of one split, one of each domain."""
     named = "{domain}" in pattern
     if named and domains is None:
-        raise Refused(f"{option} = {pattern!r}: give domains, or one list's name")
+        raise Refused(option, pattern, "give domains, or one list's name")
     domains = domains or [""]
     if len(domains) > 1 and not named:
         raise Refused(
-            f"{option} = {pattern!r}: must hold {{domain}}, of which {len(domains)} are"
+            option, pattern, f"must hold {{domain}}: there are {len(domains)}"
         )
     return [os.path.join(folder, pattern.replace("{domain}", x)) for x in domains]
 
 
 def _read_list(file: str, option: str, limit: int) -> tuple[list[bytes], list[int]]:
     """Return paths and labels of one list; bytes, since a set has 10^6 of them."""
-    with files_lib.reading(f"{option}: {file}"):
+    with image_files.reading(f"{option}: {file}"):
         data = storage.read_bytes(file)
         data.decode()
     files, label = [], []
     for number, line in enumerate(data.removeprefix(MARK).splitlines(), 1):
-        parts = line.rsplit(None, 1)
-        if not parts:
+        words = line.rsplit(None, 1)
+        if not words:
             continue
         # Python reads no number of more than 4,300 digits.
-        known = len(parts) > 1 and parts[1].isdigit() and len(parts[1]) < 1000
-        if not known or int(parts[1]) >= limit:
+        has_label = len(words) > 1 and words[1].isdigit() and len(words[1]) < 1000
+        if not has_label or int(words[1]) >= limit:
             raise Refused(
                 f"{file}, line {number}: {line.decode()[:200]!r} must be a path and a "
                 f"label from 0 to {limit - 1}"
             )
-        name = parts[0].lstrip()
+        name = words[0].lstrip()
         if os.path.isabs(name) or os.path.normpath(name).split(b"/")[0] == b"..":
             raise Refused(
                 f"{file}, line {number}: {name.decode()[:200]!r} is outside the "
                 "folder of the images; must be relative to it"
             )
         files.append(name)
-        label.append(int(parts[1]))
+        label.append(int(words[1]))
     if not files:
         raise Refused(f"{option}: {file} names no images")
     return files, label
@@ -130,7 +129,7 @@ def _check_there(option: str, path: str, files: list[bytes]) -> None:
     root = os.fsencode(path)
     with concurrent.futures.ThreadPoolExecutor() as pool:
         there = pool.map(lambda file: os.path.exists(os.path.join(root, file)), files)
-        lost = [file for file, known in zip(files, there, strict=True) if not known]
+        lost = [file for file, exists in zip(files, there, strict=True) if not exists]
     if lost:
         shown = [file.decode() for file in lost[:5]]
         raise Refused(
@@ -139,17 +138,17 @@ def _check_there(option: str, path: str, files: list[bytes]) -> None:
         )
 
 
-def _folder_names(parts: dict[str, stream.Examples]) -> tuple[str, ...]:
+def _folder_names(by_split: dict[str, stream.Examples]) -> tuple[str, ...]:
     """Name classes by the folder that their train files share, else by label.
 
     If two classes share a folder, every class is named by its label.
     """
-    train, folders = parts["train"], {}
+    train, folders = by_split["train"], {}
     files, labels = train.load.read.files.tolist(), train.label.tolist()
     for file, label in zip(files, labels, strict=True):
         folder = file.rsplit(b"/", 2)[-2] if b"/" in file else b""
         if folders.setdefault(label, folder) != folder:
             folders[label] = b""
-    count = 1 + max(int(part.label.max()) for part in parts.values())
+    count = 1 + max(int(part.label.max()) for part in by_split.values())
     names = tuple(folders.get(n, b"").decode() or str(n) for n in range(count))
     return names if len({*names}) == count else tuple(map(str, range(count)))

@@ -17,8 +17,7 @@ from array_record.python import array_record_module
 from etils import epath
 from google.protobuf import message
 
-from jaxcl.data import files as files_lib
-from jaxcl.data import identity, splits, storage, stream
+from jaxcl.data import identity, image_files, splits, storage, stream
 from jaxcl.errors import Refused
 
 FORMATS = ("array_record", "tfrecord")
@@ -70,7 +69,7 @@ def _parse_record(features, raw: bytes | None, **options) -> dict:
     try:
         return features.deserialize_example_np(raw, **options)
     except (message.DecodeError, KeyError, ValueError, TypeError) as error:
-        raise files_lib.Unreadable(f"is no such example: {error!r}") from error
+        raise image_files.Unreadable(f"is no such example: {error!r}") from error
 
 
 @splits.image_source
@@ -113,10 +112,10 @@ def tfds(
         if split is None:
             return None
         files, table = _find_records(info, split, label_key, domain_key, index)
-        reader = files_lib.Reader(
+        reader = image_files.FileRows(
             files, table.file, table.place, fetch, images.decoding, unit="place"
         )
-        return files_lib.examples(reader, table.label, table.domain)
+        return image_files.examples(reader, table.label, table.domain)
 
     parts = [part(split) for split in (train_split, validation_split, test_split)]
     data = stream.Dataset(info.name, names, domains, *parts)
@@ -147,11 +146,12 @@ def _feature(info, key, kind, option):
     if not isinstance(feature, kind):
         fit = sorted(k for k, f in info.features.items() if isinstance(f, kind))
         raise Refused(
-            f"{option} = {key!r}: {info.name} has no such {kind.__name__} feature; it "
-            f"has {fit}"
+            option,
+            key,
+            f"{info.name} has no such {kind.__name__} feature; it has {fit}",
         )
     if kind is _library().features.Image and feature.np_dtype != np.uint8:
-        raise Refused(f"{option} = {key!r}: {feature.np_dtype}, must be uint8")
+        raise Refused(option, key, f"{feature.np_dtype}, must be uint8")
     return feature
 
 
@@ -162,7 +162,7 @@ def _class_names(info, key, option) -> tuple[str, ...]:
     feature = _feature(info, key, _library().features.ClassLabel, option)
     count = feature.num_classes or 0
     if not 0 < count <= stream.LABELS:
-        raise Refused(f"{option} = {key!r}: {count} classes")
+        raise Refused(option, key, f"{count} classes")
     # Some editors put a mark before the first name of a file.
     return tuple(name.removeprefix("\ufeff") for name in feature.names)
 
@@ -172,38 +172,38 @@ def _find_records(
 ) -> tuple[tuple, RecordTable]:
     """Find the records of a split, from `index` if possible."""
     try:
-        parts = info.splits[split].file_instructions
+        instructions = info.splits[split].file_instructions
     except (KeyError, ValueError, AssertionError) as error:
         raise Refused(
             f"split {split!r}: {info.name} has {sorted(info.splits)}; {info.data_dir}: "
             f"{error}"
         ) from error
-    parts = [part for part in parts if part.take > 0]
-    if not parts:
+    instructions = [part for part in instructions if part.take > 0]
+    if not instructions:
         has = {name: part.num_examples for name, part in info.splits.items()}
         raise Refused(f"split {split!r}: has no examples; {info.name} has {has}")
-    files = tuple(str(part.filename) for part in parts)
+    files = tuple(str(part.filename) for part in instructions)
     # A set may be prepared again in the same directory, with other labels alone.
     prepared = os.path.join(info.data_dir, "dataset_info.json")
-    found = identity.sizes_and_times([prepared, *files]).tolist()
-    sizes = [size for size, _ in found[1:]]
+    status = identity.sizes_and_times([prepared, *files]).tolist()
+    sizes = [size for size, _ in status[1:]]
     lost = [file for file, size in zip(files, sizes, strict=True) if size < 0]
     if lost:
         raise Refused(
             f"split {split!r}: lacks {len(lost)} of its {len(files)} files: {lost[:3]}"
         )
-    ranges = [f"{x.filename}:{x.skip}:{x.take}" for x in parts]
-    stamp = np.array([str(label_key), str(domain_key), *map(str, found), *ranges])
-    known = {} if index is None else _read_index(index)
-    if np.array_equal(known.get(f"{split}/stamp"), stamp):
+    ranges = [f"{x.filename}:{x.skip}:{x.take}" for x in instructions]
+    stamp = np.array([str(label_key), str(domain_key), *map(str, status), *ranges])
+    saved = {} if index is None else _read_index(index)
+    if np.array_equal(saved.get(f"{split}/stamp"), stamp):
         fields = RecordTable._fields
-        columns = [known.get(f"{split}/{field}", stamp) for field in fields]
+        columns = [saved.get(f"{split}/{field}", stamp) for field in fields]
         if any(x.dtype.kind != "i" or x.shape != columns[0].shape for x in columns):
-            raise Refused(f"index = {index!r}: it is damaged; delete it")
+            raise Refused("index", index, "it is damaged; delete it")
         return files, RecordTable(*columns)
     tables = [
         _scan_file(info, number, part, label_key, domain_key)
-        for number, part in enumerate(parts)
+        for number, part in enumerate(instructions)
     ]
     table = RecordTable(*map(np.concatenate, zip(*tables, strict=True)))
     most = table.label.max(initial=-1)
@@ -213,7 +213,7 @@ def _find_records(
     if index is not None:
         fresh = {f"{split}/{key}": value for key, value in table._asdict().items()}
         with storage.replacing(index) as file:  # other processes may be reading it
-            np.savez(file, **(known | fresh | {f"{split}/stamp": stamp}))
+            np.savez(file, **(saved | fresh | {f"{split}/stamp": stamp}))
     return files, table
 
 
@@ -222,9 +222,9 @@ def _read_index(index) -> dict[str, np.ndarray]:
     if not storage.exists(index):
         return {}
     try:
-        return files_lib.read_npz(index)
+        return image_files.read_npz(index)
     except ValueError as error:
-        raise Refused(f"index = {index!r}: {error}; delete it") from error
+        raise Refused("index", index, f"{error}; delete it") from error
 
 
 def _scan_file(info, number, part, label_key, domain_key) -> RecordTable:
@@ -234,7 +234,7 @@ def _scan_file(info, number, part, label_key, domain_key) -> RecordTable:
     name, wanted = str(part.filename), range(part.skip, part.skip + part.take)
     walk = _walk_tfrecord if ".tfrecord" in os.path.basename(name) else _walk_array
     rows, count = [], 0
-    with files_lib.reading(name):
+    with image_files.reading(name):
         for place, raw in walk(name, wanted):
             count += 1
             if raw is not None:
@@ -264,7 +264,7 @@ def _walk_tfrecord(name, wanted: range):
             else:
                 raw, length = None, _next_length(file, size - place, where)
             if length is None:
-                raise files_lib.Unreadable(f"{where} is cut off")
+                raise image_files.Unreadable(f"{where} is cut off")
             yield place, raw
             place, record = place + length + _FRAME, record + 1
             file.seek(place)
@@ -299,7 +299,7 @@ def _compare_checksum(data: bytes, stored: bytes, where: str) -> None:
     crc = google_crc32c.value(data)
     masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
     if stored != struct.pack("<I", masked):
-        raise files_lib.Unreadable(
+        raise image_files.Unreadable(
             f"{where} is damaged: its checksum (CRC-32C) does not match its bytes; "
             "copy the file again, or prepare the set again"
         )

@@ -14,8 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from etils import epath
 
-from jaxcl.data import files as files_lib
-from jaxcl.data import listing, storage, stream
+from jaxcl.data import image_files, listing, storage, stream
 from jaxcl.errors import Refused
 
 FILE = "data.npz"  # in a run directory
@@ -36,12 +35,13 @@ class Identity(NamedTuple):
 
     def digest(self) -> str:
         """Return the sha256 of the whole identity."""
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for array in self:
-            found.update(f"{array.dtype.kind}{array.shape}".encode())
-            found.update(b"\0".join(array.tolist()) if array.dtype.kind == "S" else b"")
-            found.update(b"" if array.dtype.kind == "S" else array.tobytes())
-        return found.hexdigest()
+            kind = array.dtype.kind
+            digest.update(f"{kind}{array.shape}".encode())
+            is_text = kind == "S"
+            digest.update(b"\0".join(array.tolist()) if is_text else array.tobytes())
+        return digest.hexdigest()
 
     def splits(self) -> list[str]:
         """List the splits that have rows, train first."""
@@ -64,14 +64,14 @@ def identify(dataset: stream.Dataset, by_bytes: bool | None = None) -> Identity:
       by_bytes: whether to read all bytes, even of many files; None: of up to `ROWS`
         files. Pixels in memory are always read.
     """
-    parts = stream.splits_of(dataset)
+    splits = stream.splits_of(dataset)
     if by_bytes is None:
-        read = [x for x in parts.values() if _open_reader(x) is not None]
+        read = [x for x in splits.values() if _open_reader(x) is not None]
         by_bytes = sum(len(x.label) for x in read) <= ROWS
-    known = [_identify_split(name, x, by_bytes) for name, x in parts.items()]
-    names, marks, label, domain = map(np.concatenate, zip(*known, strict=True))
-    numbers = np.array([stream.SPLITS.index(name) for name in parts], np.uint8)
-    split = np.repeat(numbers, [len(x) for x, *_ in known])
+    columns = [_identify_split(name, x, by_bytes) for name, x in splits.items()]
+    names, marks, label, domain = map(np.concatenate, zip(*columns, strict=True))
+    numbers = np.array([stream.SPLITS.index(name) for name in splits], np.uint8)
+    split = np.repeat(numbers, [len(x) for x, *_ in columns])
     class_names = np.array([os.fsencode(name) for name in dataset.class_names], bytes)
     return Identity(names, marks, split, label, domain, class_names, np.array(by_bytes))
 
@@ -86,26 +86,26 @@ def _identify_split(split, examples, by_bytes) -> tuple[np.ndarray, ...]:
     if examples.graphs is not None:
         arrays = [np.asarray(x) for x in examples.graphs if x is not None]
         arrays += [examples.label, examples.domain]
-        whole = _digest("".join(map(files_lib.sha256, arrays)).encode())
+        digest = _digest("".join(map(image_files.sha256, arrays)).encode())
         zero = np.zeros(1, np.int32)
-        return np.array([split.encode()]), np.array([whole], np.uint64), zero, zero
+        return np.array([split.encode()]), np.array([digest], np.uint64), zero, zero
     load, rows = _open_reader(examples), range(len(examples.label))
     if hasattr(load, "name"):
         names = [os.fsencode(load.name(row)) for row in rows]
     else:
         names = [f"row {row} of {split}".encode() for row in rows]
     if load is None:
-        found: Iterable = (_digest(np.ascontiguousarray(x)) for x in examples.images)
-    elif by_bytes or not hasattr(load, "holders"):
+        digests: Iterable = (_digest(np.ascontiguousarray(x)) for x in examples.images)
+    elif by_bytes or not hasattr(load, "files_of_rows"):
         # In threads, since on a network drive every file is a wait.
         with concurrent.futures.ThreadPoolExecutor() as pool:
-            found = list(pool.map(lambda row: _read_mark(load, row), rows))
+            digests = list(pool.map(lambda row: _read_mark(load, row), rows))
     else:
-        files, which = load.holders()
+        files, which = load.files_of_rows()
         pairs = zip(files, sizes_and_times(files).tolist(), strict=True)
         marks = np.array([_digest(repr(pair).encode()) for pair in pairs], np.uint64)
-        found = marks[which]
-    marks = np.fromiter(found, np.uint64, len(rows))
+        digests = marks[which]
+    marks = np.fromiter(digests, np.uint64, len(rows))
     return np.array(names, bytes), marks, examples.label, examples.domain
 
 
@@ -126,9 +126,9 @@ def _read_mark(load, row) -> int:
 
 def sizes_and_times(files: Sequence[str]) -> np.ndarray:
     """Return bytes and time of change of files, i64[N, 2]; see `size_and_time`."""
-    parts = [files[i : i + 1024] for i in range(0, len(files), 1024)]
+    chunks = [files[i : i + 1024] for i in range(0, len(files), 1024)]
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        pairs = pool.map(lambda part: [size_and_time(file) for file in part], parts)
+        pairs = pool.map(lambda part: [size_and_time(file) for file in part], chunks)
     return np.array([x for part in pairs for x in part], np.int64).reshape(-1, 2)
 
 
@@ -144,18 +144,18 @@ def size_and_time(path: str) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def check_data(workdir: epath.PathLike, known: Identity) -> None:
+def check_data(workdir: epath.PathLike, identity: Identity) -> None:
     """Refuse data that differ from those that a run directory began with.
 
     Args:
       workdir: the run directory.
-      known: present identity of the data.
+      identity: present identity of the data.
 
     Raises:
       Changed: the message says how many rows differ, and names some.
     """
     before = read_identity(workdir)
-    if before is not None and (changed := describe_changes(before, known)):
+    if before is not None and (changed := describe_changes(before, identity)):
         raise Changed(
             f"{workdir}: its data have changed since it began: {changed}. Give another "
             f"--workdir, or restore the data; without {FILE} in it, it continues with "
@@ -163,7 +163,7 @@ def check_data(workdir: epath.PathLike, known: Identity) -> None:
         )
 
 
-def write_identity(workdir: epath.PathLike, known: Identity) -> None:
+def write_identity(workdir: epath.PathLike, identity: Identity) -> None:
     """Write the identity of a run's data, unless it is there already.
 
     Raises:
@@ -172,12 +172,12 @@ def write_identity(workdir: epath.PathLike, known: Identity) -> None:
     path = os.path.join(os.fspath(workdir), FILE)
     if not storage.exists(path):
         with storage.replacing(path) as file:
-            np.savez_compressed(file, **known._asdict())
+            np.savez_compressed(file, **identity._asdict())
 
 
-def pack(known: Identity) -> bytes:
+def pack(identity: Identity) -> bytes:
     """Pack an identity into bytes, for another process."""
-    np.savez_compressed(file := io.BytesIO(), **known._asdict())
+    np.savez_compressed(file := io.BytesIO(), **identity._asdict())
     return file.getvalue()
 
 
@@ -186,19 +186,19 @@ def unpack(data: bytes) -> Identity:
     return Identity(**np.load(io.BytesIO(data), allow_pickle=False))
 
 
-def without_times(dataset: stream.Dataset, known: Identity) -> Identity:
+def without_times(dataset: stream.Dataset, identity: Identity) -> Identity:
     """Replace file times, which differ between copies, by bytes of some files."""
-    if known.by_bytes:
-        return known
-    marks = np.zeros_like(known.marks)
+    if identity.by_bytes:
+        return identity
+    marks = np.zeros_like(identity.marks)
     for split, examples in stream.splits_of(dataset).items():
-        rows = known.rows(split)
+        rows = identity.rows(split)
         chosen = np.unique(np.linspace(0, len(rows) - 1, SAMPLED).astype(int))
         load = _open_reader(examples)
         with concurrent.futures.ThreadPoolExecutor() as pool:
-            found = pool.map(lambda row, load=load: _read_mark(load, row), chosen)
-            marks[rows[chosen]] = list(found)
-    return known._replace(marks=marks)
+            digests = pool.map(lambda row, load=load: _read_mark(load, row), chosen)
+            marks[rows[chosen]] = list(digests)
+    return identity._replace(marks=marks)
 
 
 def read_identity(workdir: epath.PathLike) -> Identity | None:
@@ -211,7 +211,7 @@ def read_identity(workdir: epath.PathLike) -> Identity | None:
     if not storage.exists(path):
         return None
     try:
-        return Identity(**files_lib.read_npz(path))
+        return Identity(**image_files.read_npz(path))
     except (TypeError, ValueError) as error:
         raise Refused(f"{path} is damaged: {error}; remove it") from error
 
@@ -232,18 +232,18 @@ def describe_changes(before: Identity, now: Identity) -> str:
         "removed": [name for name in old if name not in new],
         "changed": [name for name in new if old.get(name, new[name]) != new[name]],
     }
-    found = [
+    phrases = [
         f"{listing.say_names([os.fsdecode(x) for x in names])} {what}"
         for what, names in differ.items()
         if names
     ]
-    return "; ".join(found) or "the order of the rows, or the names of classes"
+    return "; ".join(phrases) or "the order of the rows, or the names of classes"
 
 
-def _describe_rows(known) -> Iterable[tuple]:
+def _describe_rows(identity) -> Iterable[tuple]:
     """Return name, mark, name of the class, domain and split of each row."""
-    classes = np.append(known.class_names, b"")[known.label]
-    columns = (known.names, known.marks, classes, known.domain, known.split)
+    classes = np.append(identity.class_names, b"")[identity.label]
+    columns = (identity.names, identity.marks, classes, identity.domain, identity.split)
     return zip(*(column.tolist() for column in columns), strict=True)
 
 
@@ -251,30 +251,30 @@ def common(test: Identity, train: Identity) -> list[str]:
     """Name the rows of a test split whose images a train split has."""
     if not (test.by_bytes and train.by_bytes):
         return []
-    known, rows = train.marks[train.rows("train")], test.rows("test")
-    twice = np.isin(test.marks[rows], known[known > 0])
+    train_marks, rows = train.marks[train.rows("train")], test.rows("test")
+    twice = np.isin(test.marks[rows], train_marks[train_marks > 0])
     return [os.fsdecode(name) for name in test.names[rows[twice]]]
 
 
-def describe_duplicates(known: Identity, name: str) -> str:
+def describe_duplicates(identity: Identity, name: str) -> str:
     """Describe in one line the images that occur more than once; "": none.
 
     Images are equal if their bytes are: bytes of the file or record, or pixels in
     memory. A row that cannot be read is no duplicate. Sets of graphs have no images.
     """
-    train, said = known.marks[known.rows("train")], []
-    for split in known.splits():
-        marks = known.marks[known.rows(split)]
+    train, phrases = identity.marks[identity.rows("train")], []
+    for split in identity.splits():
+        marks = identity.marks[identity.rows(split)]
         marks = marks[marks > 0]
         distinct = np.unique(marks)
         if again := len(marks) - len(distinct):
-            said.append(f"{again} rows of {split} repeat an image of {split}")
+            phrases.append(f"{again} rows of {split} repeat an image of {split}")
         if split != "train" and (count := np.isin(distinct, train).sum()):
-            said.append(f"{count} rows of {split} are in train, too")
-    if not said:
+            phrases.append(f"{count} rows of {split} are in train, too")
+    if not phrases:
         return ""
-    order = np.argsort(known.marks, kind="stable")
-    marks = known.marks[order]
+    order = np.argsort(identity.marks, kind="stable")
+    marks = identity.marks[order]
     first = np.flatnonzero((marks[1:] == marks[:-1]) & (marks[1:] > 0))[0]
-    pair = (os.fsdecode(known.names[row]) for row in order[first : first + 2])
-    return f"{name}: {'; '.join(said)} (such as {' and '.join(pair)})"
+    pair = (os.fsdecode(identity.names[row]) for row in order[first : first + 2])
+    return f"{name}: {'; '.join(phrases)} (such as {' and '.join(pair)})"

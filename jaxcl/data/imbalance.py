@@ -170,21 +170,21 @@ def long_tail(
     """
     order = stream.order_of_classes(names, class_order, seed, "long_tail.class_order")
     count = np.bincount(label, minlength=len(names))
-    kept = np.zeros(len(label), bool)
+    mask = np.zeros(len(label), bool)
     sizes = tail_sizes(int(count.max()), len(names), factor=factor)
     for number, size in zip(order, sizes, strict=True):
         # Tag 3 keeps this draw apart from those of `splits`, which have 1 and 2.
         rng = np.random.default_rng([seed, 3, int(number) + 1, 1])
-        kept[rng.permutation(np.flatnonzero(label == number))[:size]] = True
-    return kept
+        mask[rng.permutation(np.flatnonzero(label == number))[:size]] = True
+    return mask
 
 
 def _cut_tail(dataset, tasks, section) -> list[stream.Task]:
     """Return the tasks without the train rows that `long_tail` leaves out."""
     restricted, label = [], dataset.train.label
-    kept = long_tail(label, dataset.class_names, **section)
+    mask = long_tail(label, dataset.class_names, **section)
     for task in tasks:
-        rows = task.train.rows[kept[task.train.rows]]
+        rows = task.train.rows[mask[task.train.rows]]
         if len(rows) == 0:
             raise Refused(
                 f"long_tail: keeps no train row of task {task.index} ({task.name}); "

@@ -66,20 +66,18 @@ def store_set(
             f"{name}: images are {images.dtype}, expected uint8 from 0 to 255; from "
             "numbers between 0 and 1 make (255 * images).round().astype('uint8')"
         )
-    label, found = _number_names(f"{name}: labels", labels)
+    label, names = _number_names(f"{name}: labels", labels)
     if class_names is not None:
-        most = max(map(int, found), default=-1)
+        most = max(map(int, names), default=-1)
         if most >= len(class_names):
-            raise Refused(
-                f"{name}: class_names: {len(class_names)} names, but label {most}"
-            )
-        found = tuple(class_names[int(number)] for number in found)
+            raise Refused(f"{name}: {len(class_names)} class_names, but label {most}")
+        names = tuple(class_names[int(number)] for number in names)
     domain, domain_names = _number_names(f"{name}: domains", domains)
     if domain is not None and (domain < 0).any():
         raise Refused(f"{name}: domains: must be known of every image")
     examples = from_arrays.examples(name, images, label, domain)
-    held = StoredSet(name, examples, found, domain_names or ("all",))
-    return _SETS.setdefault(held.sha256 + name, held)
+    stored = StoredSet(name, examples, names, domain_names or ("all",))
+    return _SETS.setdefault(stored.sha256 + name, stored)
 
 
 def _number_names(where, values) -> tuple[np.ndarray | None, tuple[str, ...]]:
@@ -90,19 +88,19 @@ def _number_names(where, values) -> tuple[np.ndarray | None, tuple[str, ...]]:
     if values.ndim != 1:
         raise Refused(f"{where} have shape {list(values.shape)}, expected [N]")
     if values.dtype.kind in "iu":
-        known = values >= 0  # of millions of labels, without a loop in Python
+        mask = values >= 0  # of millions of labels, without a loop in Python
     else:
         entries = values if values.dtype.kind == "O" else ()
         fits = all(isinstance(x, str | int | np.integer | None) for x in entries)
         if values.dtype.kind not in "UO" or not fits:
             raise Refused(f"{where} are {values.dtype}, expected integers or texts")
-        known = np.array([_is_known(x) for x in values], bool)
-        if len({isinstance(x, str) for x in values[known]}) > 1:
+        mask = np.array([_is_known(x) for x in values], bool)
+        if len({isinstance(x, str) for x in values[mask]}) > 1:
             raise Refused(f"{where} are texts and numbers; must be of one kind")
-    names = sorted({*values[known].tolist()}, key=lambda x: listing.natural_key(str(x)))
+    names = sorted({*values[mask].tolist()}, key=lambda x: listing.natural_key(str(x)))
     number = {name: i for i, name in enumerate(names)}
     numbers = np.full(len(values), -1, np.int32)
-    numbers[known] = [number[name] for name in values[known].tolist()]
+    numbers[mask] = [number[name] for name in values[mask].tolist()]
     return numbers, tuple(map(str, names))
 
 
@@ -113,11 +111,11 @@ def _is_known(label: str | int | None) -> bool:
 
 def _digest(examples, class_names, domain_names) -> str:
     """Return the sha256 of everything that a run reads from a set."""
-    found = hashlib.sha256(repr((class_names, domain_names)).encode())
+    digest = hashlib.sha256(repr((class_names, domain_names)).encode())
     for array in (examples.images, examples.label, examples.domain):
-        found.update(f"{array.dtype.str}{array.shape}".encode())
-        found.update(np.ascontiguousarray(array))
-    return found.hexdigest()
+        digest.update(f"{array.dtype.str}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array))
+    return digest.hexdigest()
 
 
 @splits.source
@@ -139,8 +137,8 @@ def in_memory(
     Raises:
       Refused: the process holds no such set, or another one of that name.
     """
-    held = _SETS.get(sha256 + set)
-    if held is None:
+    stored = _SETS.get(sha256 + set)
+    if stored is None:
         others = [x.sha256 for x in list(_SETS.values()) if x.name == set]
         has = f"the arrays handed over have {others[0]}" if others else "there are none"
         raise Refused(
@@ -148,5 +146,5 @@ def in_memory(
             f"{has} in this process; hand them over with jaxcl.fit, which takes them, "
             "or jaxcl.data.in_memory.store_set"
         )
-    data = splits.draw_test(set, held.class_names, held.examples, test, test_seed)
-    return data._replace(domain_names=held.domain_names)
+    data = splits.draw_test(set, stored.class_names, stored.examples, test, test_seed)
+    return data._replace(domain_names=stored.domain_names)

@@ -62,7 +62,7 @@ def check_masks(path: str, folders: set[tuple[str, ...]]) -> None:
         alone = os.path.join(path, images[0])
         advice = f"config.data.path={alone!r} reads the images alone"
     raise Refused(
-        f"path = {path!r}: folders {masks[:5]} look like masks of other images, not "
+        f"path={path!r}: folders {masks[:5]} look like masks of other images, not "
         f"like classes: {advice}; {_ANYWAY}"
     )
 
@@ -82,7 +82,7 @@ def are_splits_below(path: str, folders: set[tuple[str, ...]]) -> bool:
     if {split for _, split in below} <= {*SPLITS} and trained == classes:
         return True
     raise Refused(
-        f"path = {path!r}: folders {odd[:5]} look like splits of a class: every class "
+        f"path={path!r}: folders {odd[:5]} look like splits of a class: every class "
         "must then have a folder train, and beside it val and test alone; or put the "
         f"splits above the classes: train/CLASS; {_ANYWAY}"
     )
@@ -97,7 +97,7 @@ def check_domains(path: str, folders: set[tuple[str, ...]]) -> None:
     if shared := shared_classes(folders):
         first = sorted({names[0] for names in folders}, key=listing.natural_key)
         raise Refused(
-            f"path = {path!r}: each of the folders {first[:5]} has folders "
+            f"path={path!r}: each of the folders {first[:5]} has folders "
             f'{list(shared[:5])}: config.data.folders="domains" takes the first as '
             f"domains and the second as classes; {_ANYWAY}"
         )

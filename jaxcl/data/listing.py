@@ -27,17 +27,17 @@ LeftOut = collections.Counter  # kind of a file -> how many
 def endings() -> frozenset[str]:
     """Return endings of all files that Pillow decodes, in small letters."""
     Image.init()
-    known = Image.registered_extensions().items()
-    return frozenset(x for x, f in known if f in Image.OPEN and f not in _UNDECODED)
+    formats = Image.registered_extensions().items()
+    return frozenset(x for x, f in formats if f in Image.OPEN and f not in _UNDECODED)
 
 
 def natural_key(name: str) -> tuple:
     """Return a key to sort names by: "week 2", then "week 10"."""
-    parts = re.split(r"([0-9]+)", name)
-    for i in range(1, len(parts), 2):  # as text: numbers may have any length
-        digits = parts[i].lstrip("0")
-        parts[i] = f"{len(digits):08}{digits}"
-    return (*parts, name)
+    pieces = re.split(r"([0-9]+)", name)
+    for i in range(1, len(pieces), 2):  # as text: numbers may have any length
+        digits = pieces[i].lstrip("0")
+        pieces[i] = f"{len(digits):08}{digits}"
+    return (*pieces, name)
 
 
 def folders(path: storage.Path) -> list[str]:
@@ -79,17 +79,17 @@ def list_files(
     Raises:
       OSError: a folder cannot be read.
     """
-    found = []
+    paths = []
     for where, names in (_in_bucket if storage.in_bucket(path) else _on_disk)(path):
         for name in names:
             file = os.path.join(where, name)
             if _is_apart(name):
                 continue
             if wanted(file):
-                found.append(file)
+                paths.append(file)
             elif left_out is not None:
                 left_out[f"files {os.path.splitext(name)[1].lower()[:12]}".strip()] += 1
-    return sorted(found)
+    return sorted(paths)
 
 
 def describe(left_out: LeftOut) -> str:
@@ -124,9 +124,9 @@ def _in_bucket(path) -> Iterator[tuple[str, list[str]]]:
     start = len(os.fspath(path).rstrip("/")) + 1
     for where, _, names in epath.Path(path).walk():
         # Some backends give folders with the scheme and some without.
-        whole = f"{scheme}://{os.fspath(where).removeprefix(scheme + '://')}"
-        if not any(_is_apart(part) for part in whole[start:].split("/") if part):
-            yield whole, names
+        folder = f"{scheme}://{os.fspath(where).removeprefix(scheme + '://')}"
+        if not any(_is_apart(part) for part in folder[start:].split("/") if part):
+            yield folder, names
 
 
 def _on_disk(path) -> Iterator[tuple[str, list[str]]]:

@@ -50,17 +50,17 @@ def as_domains(
     images = dataset.train.images
     if images is None:
         raise Refused(
-            f"scenario {look!r}: needs images in memory, which {dataset.name} has not"
+            f"scenario {look!r}: needs images in memory; {dataset.name} has none"
         )
     if count * images.nbytes > MOST_BYTES:
         raise Refused(
-            f"num_tasks = {count}: {dataset.name} in so many looks takes "
+            f"num_tasks={count}: {dataset.name} in so many looks takes "
             f"{count * images.nbytes} bytes; must be at most {MOST_BYTES}"
         )
     height, width = images.shape[1:3]
     if look == "rotated" and height != width:
         raise Refused(
-            f"scenario 'rotated': images of {height} x {width} pixels; must be square"
+            f"scenario 'rotated': must be square images, not {height} x {width}"
         )
     draws = [np.random.default_rng([seed, number]) for number in range(count)]
     if look == "permuted":
@@ -71,8 +71,8 @@ def as_domains(
         sources = [rotate_pixels(height, angle) for angle in angles]
         # Two angles may look alike when rounded; a domain needs a name of its own.
         names = [f"{n + 1}: {angle:.1f} degrees" for n, angle in enumerate(angles)]
-    whole = stream.map_splits(dataset, lambda x: _in_looks(x, sources))
-    return whole._replace(domain_names=tuple(names))
+    joined = stream.map_splits(dataset, lambda x: _in_looks(x, sources))
+    return joined._replace(domain_names=tuple(names))
 
 
 def rotate_pixels(side: int, angle: float) -> np.ndarray:

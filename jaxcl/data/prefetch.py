@@ -26,7 +26,7 @@ def choose_decoder(decoder: Decoder = "auto") -> str:
     chooses one, once, and records it (`Dataset.decoder`).
     """
     if decoder not in get_args(Decoder):
-        raise Refused(f"decoder = {decoder!r}: must be one of {get_args(Decoder)}")
+        raise Refused("decoder", decoder, f"must be one of {get_args(Decoder)}")
     installed = importlib.util.find_spec("cv2") is not None
     if decoder == "cv2" and not installed:
         raise Refused("decoder = 'cv2' is not installed; pip install 'jaxcl[fast]'")
@@ -46,9 +46,9 @@ def resize(
         return image
     if decoder == "pillow":
         flat = image[..., 0] if image.shape[2] == 1 else image
-        whole = Image.fromarray(np.ascontiguousarray(flat))
+        picture = Image.fromarray(np.ascontiguousarray(flat))
         method = Image.Resampling[interpolation.upper()]
-        resized = whole.resize((width, height), method)
+        resized = picture.resize((width, height), method)
         return np.asarray(resized).reshape(height, width, -1)
     import cv2
 
@@ -128,7 +128,7 @@ def _own_places(batch_size: int, index: int, count: int) -> np.ndarray:
     """Return the positions in a global batch that process `index` of `count` reads."""
     if batch_size < 1 or batch_size % count or not 0 <= index < count:
         raise Refused(
-            f"batch_size = {batch_size}: process {index} of {count} cannot take an "
+            f"batch_size={batch_size}: process {index} of {count} cannot take an "
             "equal share; it must be at least 1 and a multiple of the processes"
         )
     size = batch_size // count
@@ -261,12 +261,12 @@ def batches(
     steps = range(start, len(plan))
     if not 0 <= start <= len(plan):
         raise Refused(
-            f"start = {start}: must be from 0 to {len(plan)}, the steps of task {task}"
+            "start", start, f"must be from 0 to {len(plan)}, the task's steps"
         )
     if workers < 0 or views < 1:
-        raise Refused(f"workers = {workers}, views = {views}: at least 0 and 1")
+        raise Refused(f"workers={workers}, views = {views}: at least 0 and 1")
     if views > 1 and crop is None:
-        raise Refused(f"views = {views}: needs a crop")
+        raise Refused("views", views, "needs a crop")
     if resident:
         if source.examples.images is None:
             raise Refused("resident = True: this set is read row by row; set False")
@@ -303,7 +303,7 @@ def run_ahead(iterator: Iterator, place: Callable, *, depth: int = 2) -> Generat
     order. Closing this generator stops the thread and closes `iterator`.
     """
     if depth < 1:
-        raise Refused(f"depth = {depth}: must be at least 1")
+        raise Refused("depth", depth, "must be at least 1")
     return _yield_ahead(iterator, place, depth)
 
 

@@ -19,11 +19,11 @@ DATA_SEED = 42
 ClassOrder = str | Sequence[schema.Natural | str]
 
 
-class TaskSplit(NamedTuple):
+class ScenarioData(NamedTuple):
     """The input of a scenario: the set to cut into tasks."""
 
     dataset: stream.Dataset
-    judge: stream.Examples | None  # the split that tasks are evaluated on
+    eval_split: stream.Examples | None  # the split that tasks are evaluated on
     num_tasks: int | None  # None: the user gives none
     seed: int
 
@@ -38,10 +38,10 @@ def find_functions(name: str | None) -> tuple[Callable, ...]:
 
 def list_functions() -> dict[str, Callable]:
     """List all functions with options of scenarios, by their names in messages."""
-    found = {f"scenario {name!r}": own.functions[0] for name, own in SCENARIOS.items()}
-    found["all scenarios but 'after' and 'blurry'"] = imbalance.make_uneven
-    found["all scenarios but 'after'"] = repeat_rows
-    return found
+    functions = {f"scenario {name!r}": x.functions[0] for name, x in SCENARIOS.items()}
+    functions["all scenarios but 'after' and 'blurry'"] = imbalance.make_uneven
+    functions["all scenarios but 'after'"] = repeat_rows
+    return functions
 
 
 @schema.checked("config.scenario")
@@ -90,15 +90,15 @@ def make(
         dataset = splits.of_classes(dataset, classes, per_class, seed)
     if name in looks.LOOKS:
         dataset = looks.as_domains(dataset, name, num_tasks, seed)
-    judge = _evaluation_split(dataset, evaluation)
+    eval_split = _evaluation_split(dataset, evaluation)
     _, cut, *changes = functions
-    whole = TaskSplit(dataset, judge, num_tasks, seed)
-    tasks = cut(whole, **_pick(cut, options))
+    data = ScenarioData(dataset, eval_split, num_tasks, seed)
+    tasks = cut(data, **_pick(cut, options))
     for change in changes:
         tasks = change(dataset, tasks, **_pick(change, options))
     if name != "after":  # whose rows of before are none of these tasks
         tasks = _with_earlier_rows(tasks)
-    return stream.Stream(dataset, tuple(tasks), judge)
+    return stream.Stream(dataset, tuple(tasks), eval_split)
 
 
 def _pick(function: Callable, options: dict) -> dict:
@@ -118,13 +118,13 @@ def _check_copies(copies, section) -> None:
 
 def _evaluation_split(dataset, evaluation) -> stream.Examples | None:
     """Return the split that tasks are evaluated on, None for "none"."""
-    judge = stream.splits_of(dataset).get(evaluation)
-    if judge is None and evaluation != "none":
+    split = stream.splits_of(dataset).get(evaluation)
+    if split is None and evaluation != "none":
         raise Refused(
-            f"evaluation = {evaluation!r}: {dataset.name} has no such split; give the "
+            f"evaluation={evaluation!r}: {dataset.name} has no such split; give the "
             "source a validation fraction, or use evaluation = 'none'"
         )
-    return judge
+    return split
 
 
 def _with_earlier_rows(tasks) -> list[stream.Task]:
@@ -136,21 +136,29 @@ def _with_earlier_rows(tasks) -> list[stream.Task]:
     ]
 
 
-def _every_row(judge) -> np.ndarray:
+def _every_row(data) -> np.ndarray:
     """Return all rows of the evaluation split, none without one."""
-    return np.arange(0 if judge is None else stream.count_rows(judge))
+    split = data.eval_split
+    return np.arange(0 if split is None else stream.count_rows(split))
+
+
+def _evaluation_rows(data, column, values) -> np.ndarray:
+    """Return the rows of the evaluation split whose label or domain is wanted."""
+    split = data.eval_split
+    mask = [] if split is None else np.isin(getattr(split, column), values)
+    return np.flatnonzero(mask)
 
 
 def _make_task(
-    whole, index, name, rows, test, *, classes=None, domain=-1
+    data, index, name, rows, test, *, classes=None, domain=-1
 ) -> stream.Task:
     """Make a task of train `rows`; `classes` default to those in them."""
-    rows, train = np.asarray(rows, np.int32), whole.dataset.train
+    rows, train = np.asarray(rows, np.int32), data.dataset.train
     if classes is None:
         classes = np.unique(train.label[rows])
         classes = classes[classes >= 0]
-    for kind, found in (("train", rows), ("evaluation", test)):
-        if len(found) == 0 and (kind == "train" or whole.judge is not None):
+    for kind, numbers in (("train", rows), ("evaluation", test)):
+        if len(numbers) == 0 and (kind == "train" or data.eval_split is not None):
             raise Refused(f"task {index} ({name}) has no {kind} rows")
     order = stream.epoch_order if train.graphs is None else stream.filled_order
     return stream.Task(
@@ -163,35 +171,37 @@ def _make_task(
     )
 
 
-def _labelled_order(whole, scenario, class_order) -> np.ndarray:
+def _labelled_order(data, scenario, class_order) -> np.ndarray:
     """Order all classes; refuse a set without labels, or without rows of one."""
-    names, label = whole.dataset.class_names, whole.dataset.train.label
+    names, label = data.dataset.class_names, data.dataset.train.label
     if (label < 0).any():
         raise Refused(
             f"scenario {scenario!r} needs labels: {(label < 0).sum()} of {len(label)} "
-            f"train rows of {whole.dataset.name} have none"
+            f"train rows of {data.dataset.name} have none"
         )
-    order = stream.order_of_classes(names, class_order, whole.seed)
+    order = stream.order_of_classes(names, class_order, data.seed)
     counts = np.bincount(label, minlength=len(names))
     if (counts == 0).any():
         raise Refused(f"class {names[int(np.argmin(counts))]!r} has no train rows")
     return order
 
 
-def joint(whole: TaskSplit, *, class_order: ClassOrder = "sorted") -> list[stream.Task]:
+def joint(
+    data: ScenarioData, *, class_order: ClassOrder = "sorted"
+) -> list[stream.Task]:
     """Make one task that holds everything.
 
     class_order: order without effect here, so that a config of classes runs as this,
       too.
     """
-    if whole.num_tasks not in (None, 1):
-        raise Refused(f"num_tasks = {whole.num_tasks}: scenario 'joint' has 1")
-    rows = np.arange(stream.count_rows(whole.dataset.train))
-    return [_make_task(whole, 0, "joint", rows, _every_row(whole.judge))]
+    if data.num_tasks not in (None, 1):
+        raise Refused("num_tasks", data.num_tasks, "scenario 'joint' has 1")
+    rows = np.arange(stream.count_rows(data.dataset.train))
+    return [_make_task(data, 0, "joint", rows, _every_row(data))]
 
 
 def by_class(
-    whole: TaskSplit, *, class_order: ClassOrder = "sorted"
+    data: ScenarioData, *, class_order: ClassOrder = "sorted"
 ) -> list[stream.Task]:
     """Cut `class_order` into `num_tasks` consecutive chunks of classes.
 
@@ -202,11 +212,11 @@ def by_class(
       order of the CaSSLe experiments, the same with seed 5 for any `seed`), "shuffled"
       (by `seed`) or a list of class numbers or names that holds every class once.
     """
-    return _class_tasks(whole, "class", class_order, 0.0)
+    return _class_tasks(data, "class", class_order, 0.0)
 
 
 def recurring(
-    whole: TaskSplit,
+    data: ScenarioData,
     *,
     class_order: ClassOrder = "sorted",
     recurrence: schema.Share = 0.5,
@@ -218,28 +228,28 @@ def recurring(
     class_order: order, as of "class".
     recurrence: chance that an earlier class is in a task.
     """
-    return _class_tasks(whole, "recurring", class_order, recurrence)
+    return _class_tasks(data, "recurring", class_order, recurrence)
 
 
-def _class_tasks(whole, scenario, class_order, recurrence) -> list[stream.Task]:
-    names, label = whole.dataset.class_names, whole.dataset.train.label
-    _check_num_tasks(whole.num_tasks, len(names), "classes")
-    order = _labelled_order(whole, scenario, class_order)
-    chunks = np.array_split(order, whole.num_tasks)
-    rng, judge = np.random.default_rng(whole.seed), whole.judge
-    parts = one_pass.recurring(label, chunks, recurrence=recurrence, rng=rng)
+def _class_tasks(data, scenario, class_order, recurrence) -> list[stream.Task]:
+    names, label = data.dataset.class_names, data.dataset.train.label
+    _check_num_tasks(data.num_tasks, len(names), "classes")
+    order = _labelled_order(data, scenario, class_order)
+    chunks = np.array_split(order, data.num_tasks)
+    rng = np.random.default_rng(data.seed)
+    rows_of_tasks = one_pass.recurring(label, chunks, recurrence=recurrence, rng=rng)
     tasks = []
-    for index, (classes, rows) in enumerate(zip(chunks, parts, strict=True)):
+    for index, (classes, rows) in enumerate(zip(chunks, rows_of_tasks, strict=True)):
         name = ", ".join(names[c] for c in classes[:3])
         name += f" +{len(classes) - 3}" if len(classes) > 3 else ""
-        test = [] if judge is None else np.flatnonzero(np.isin(judge.label, classes))
-        held = np.unique(label[rows]) if recurrence else classes
-        tasks.append(_make_task(whole, index, name, rows, test, classes=held))
+        test = _evaluation_rows(data, "label", classes)
+        present = np.unique(label[rows]) if recurrence else classes
+        tasks.append(_make_task(data, index, name, rows, test, classes=present))
     return tasks
 
 
 def blurry(
-    whole: TaskSplit,
+    data: ScenarioData,
     *,
     class_order: ClassOrder = "sorted",
     blur: Annotated[float, schema.Range(least=1e-3, most=1e3)] = 0.5,
@@ -252,23 +262,23 @@ def blurry(
     class_order: order, as of "class".
     blur: width of a class in the sequence, in classes.
     """
-    if whole.dataset.train.graphs is not None:
+    if data.dataset.train.graphs is not None:
         raise Refused("scenario 'blurry' is of images; use 'class' or 'joint'")
-    order, count = _labelled_order(whole, "blurry", class_order), whole.num_tasks or 1
-    label, test = whole.dataset.train.label, _every_row(whole.judge)
+    order, count = _labelled_order(data, "blurry", class_order), data.num_tasks or 1
+    label, test = data.dataset.train.label, _every_row(data)
     _check_num_tasks(count, len(label), "train rows")
-    rng = np.random.default_rng(whole.seed)
+    rng = np.random.default_rng(data.seed)
     rows = one_pass.blurry(label, order, blur=blur, rng=rng)
     tasks = []
     for index, part in enumerate(np.array_split(rows, count)):
-        task = _make_task(whole, index, f"part {index}", part, test)
+        task = _make_task(data, index, f"part {index}", part, test)
         train = task.train._replace(order=one_pass.in_order)
         tasks.append(task._replace(train=train))
     return tasks
 
 
 def by_slice(
-    whole: TaskSplit, *, class_order: ClassOrder = "sorted"
+    data: ScenarioData, *, class_order: ClassOrder = "sorted"
 ) -> list[stream.Task]:
     """Cut the train rows at random into equal slices.
 
@@ -278,53 +288,52 @@ def by_slice(
     class_order: order without effect here, so that a config of classes runs as this,
       too.
     """
-    train, test = whole.dataset.train, _every_row(whole.judge)
-    count, num_tasks = stream.count_rows(train), whole.num_tasks
+    train, test = data.dataset.train, _every_row(data)
+    count, num_tasks = stream.count_rows(train), data.num_tasks
     _check_num_tasks(num_tasks, count, "train rows")
     by_label = np.argsort(train.label, kind="stable")
     shuffled = by_label[stream.released_permutation(count, seed=DATA_SEED)]
     length, remainder = divmod(count, num_tasks)
     cuts = [remainder + length * (index + 1) for index in range(num_tasks - 1)]
-    parts = enumerate(np.split(shuffled, cuts))
-    return [_make_task(whole, i, f"slice {i}", part, test) for i, part in parts]
+    slices = enumerate(np.split(shuffled, cuts))
+    return [_make_task(data, i, f"slice {i}", part, test) for i, part in slices]
 
 
 def by_domain(
-    whole: TaskSplit, *, domain_order: Sequence[schema.Natural | str] | None = None
+    data: ScenarioData, *, domain_order: Sequence[schema.Natural | str] | None = None
 ) -> list[stream.Task]:
     """Make one task for each domain.
 
     domain_order: names or numbers of domains; it may leave some out. None: the order of
       the dataset.
     """
-    names, judge, num_tasks = whole.dataset.domain_names, whole.judge, whole.num_tasks
+    names, num_tasks = data.dataset.domain_names, data.num_tasks
     order = range(len(names)) if domain_order is None else domain_order
     order = stream.numbers(order, names, "domain_order")
     if num_tasks not in (None, len(order)):
         raise Refused(
-            f"num_tasks = {num_tasks}: scenario 'domain' has one task for each of "
+            f"num_tasks={num_tasks}: scenario 'domain' has one task for each of "
             f"{[names[d] for d in order]}; name the wanted ones in domain_order"
         )
     tasks = []
     for index, domain in enumerate(order):
-        rows = np.flatnonzero(whole.dataset.train.domain == domain)
-        judged = [] if judge is None else np.isin(judge.domain, (domain, -1))
-        test = np.flatnonzero(judged)
-        tasks.append(_make_task(whole, index, names[domain], rows, test, domain=domain))
+        rows = np.flatnonzero(data.dataset.train.domain == domain)
+        test = _evaluation_rows(data, "domain", (domain, -1))
+        tasks.append(_make_task(data, index, names[domain], rows, test, domain=domain))
     return tasks
 
 
-def by_look(whole: TaskSplit) -> list[stream.Task]:
+def by_look(data: ScenarioData) -> list[stream.Task]:
     """Make `num_tasks` tasks of all images, each changed in its own way.
 
     Their pixels are in another order ("permuted"), or turned by another angle
     ("rotated"), see `looks.as_domains`. Their labels stay the same.
     """
-    return by_domain(whole)
+    return by_domain(data)
 
 
 def growth(
-    whole: TaskSplit,
+    data: ScenarioData,
     *,
     growth: Annotated[float, schema.Range(above=0, below=1)] = 0.5,
 ) -> list[stream.Task]:
@@ -334,45 +343,44 @@ def growth(
 
     growth: share of the rows that are new, ICL's alpha.
     """
-    if whole.num_tasks not in (None, 2):
-        raise Refused(f"num_tasks = {whole.num_tasks}: scenario 'growth' has 2")
-    count = stream.count_rows(whole.dataset.train)
-    rows = np.random.default_rng(whole.seed).permutation(count)
-    old, test = round((1 - growth) * count), _every_row(whole.judge)
+    if data.num_tasks not in (None, 2):
+        raise Refused("num_tasks", data.num_tasks, "scenario 'growth' has 2")
+    count = stream.count_rows(data.dataset.train)
+    rows = np.random.default_rng(data.seed).permutation(count)
+    old, test = round((1 - growth) * count), _every_row(data)
     if not 0 < old < count:
-        raise Refused(f"growth = {growth}: must leave old and new of {count} rows")
+        raise Refused("growth", growth, f"must leave old and new of {count} rows")
     return [
-        _make_task(whole, 0, "old", rows[:old], test),
-        _make_task(whole, 1, "new", rows[old:], test),
+        _make_task(data, 0, "old", rows[:old], test),
+        _make_task(data, 1, "new", rows[old:], test),
     ]
 
 
-def after(whole: TaskSplit) -> list[stream.Task]:
+def after(data: ScenarioData) -> list[stream.Task]:
     """Make the next task of a run that trained `num_tasks` - 1 tasks on other data.
 
     The task has all rows of the set. If the set has several domains, the task has the
     last one, and the others are its earlier rows. See config.start.
     """
-    num_tasks, dataset = whole.num_tasks, whole.dataset
+    num_tasks, dataset = data.num_tasks, data.dataset
     if num_tasks is None or num_tasks < 2:
         raise Refused(
-            f"num_tasks = {num_tasks!r}: scenario 'after' has one more than the run "
-            "before it, at least 2"
+            "num_tasks",
+            num_tasks,
+            "must be 2 or more, one more than the run before has",
         )
     domain, last = dataset.train.domain, len(dataset.domain_names) - 1
     rows, earlier = np.flatnonzero(domain == last), np.flatnonzero(domain < last)
-    test = _every_row(whole.judge)
+    test = _every_row(data)
     names = [f"earlier {i + 1}" for i in range(num_tasks - 1)] + [dataset.name]
     # Only the last task is trained; the others stand for those of the earlier run.
-    tasks = [_make_task(whole, i, name, rows, test) for i, name in enumerate(names)]
+    tasks = [_make_task(data, i, name, rows, test) for i, name in enumerate(names)]
     return [task._replace(earlier=earlier.astype(np.int32)) for task in tasks]
 
 
 def _check_num_tasks(num_tasks, most, what):
     if num_tasks is None or num_tasks > most:
-        raise Refused(
-            f"num_tasks = {num_tasks!r}: must be an integer from 1 to the {most} {what}"
-        )
+        raise Refused("num_tasks", num_tasks, f"must be from 1 to the {most} {what}")
 
 
 def repeat_rows(
@@ -423,8 +431,8 @@ def run_seed(scenario: Mapping, seed: int) -> dict:
       scenario: section of a config; its own `seed` has priority.
       seed: seed of the run.
     """
-    known = SCENARIOS.get(scenario.get("name", ""))
-    drawn = known is not None and known.drawn
+    entry = SCENARIOS.get(scenario.get("name", ""))
+    drawn = entry is not None and entry.drawn
     if isinstance(drawn, str):
         drawn = scenario.get("class_order") == drawn
     return {"seed": seed} if drawn and "seed" not in scenario else {}

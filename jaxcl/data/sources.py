@@ -11,7 +11,6 @@ import numpy as np
 
 from jaxcl import core, lookup, schema
 from jaxcl.data import (
-    files,
     from_arrays,
     from_features,
     from_folders,
@@ -19,6 +18,7 @@ from jaxcl.data import (
     from_huggingface,
     from_lists,
     from_tfds,
+    image_files,
     in_memory,
     shapes,
     splits,
@@ -32,7 +32,7 @@ from jaxcl.errors import Refused
 class _Joined(NamedTuple):
     """Reads rows of several sets, one after another."""
 
-    loads: tuple[Any, ...]  # a files.Loader or files.Reader of each
+    loads: tuple[Any, ...]  # a image_files.SplitRows or image_files.FileRows of each
     starts: np.ndarray  # i64[sets], first row of each
     channels: int | None  # C of all images
 
@@ -53,11 +53,11 @@ class _Joined(NamedTuple):
         load, row = self._locate_row(row)
         return load.raw(row)
 
-    def holders(self) -> tuple[list[str], np.ndarray]:
-        found = [load.holders() for load in self.loads]
-        firsts = np.cumsum([0, *(len(names) for names, _ in found)])
-        which = [x + first for (_, x), first in zip(found, firsts, strict=False)]
-        return [name for names, _ in found for name in names], np.concatenate(which)
+    def files_of_rows(self) -> tuple[list[str], np.ndarray]:
+        files = [load.files_of_rows() for load in self.loads]
+        firsts = np.cumsum([0, *(len(names) for names, _ in files)])
+        which = [x + first for (_, x), first in zip(files, firsts, strict=False)]
+        return [name for names, _ in files for name in names], np.concatenate(which)
 
 
 @splits.source
@@ -79,8 +79,8 @@ def joined(*, sets: Annotated[Sequence[dict], schema.Entries()]) -> stream.Datas
         for i, section in enumerate(sets)
     ]
     names = _class_names(datasets)
-    parts = {name: _join_splits(datasets, name, names) for name in stream.SPLITS}
-    data = _merge_sets("sets", datasets, datasets[-1].name, parts)
+    by_split = {name: _join_splits(datasets, name, names) for name in stream.SPLITS}
+    data = _merge_sets("sets", datasets, datasets[-1].name, by_split)
     domains = tuple(f"{i}: {data.name}" for i, data in enumerate(datasets))
     return data._replace(domain_names=domains)
 
@@ -103,13 +103,52 @@ def judged_by(*, train: dict, test: dict) -> stream.Dataset:
     sections = {"train": train, "test": test}
     datasets = [_read_source(f"config.data.{name}", x) for name, x in sections.items()]
     names = _class_names(datasets)
-    trained, judge = (_join_splits([x], "train", names) for x in datasets)
-    parts = {
+    trained, eval_set = (_join_splits([x], "train", names) for x in datasets)
+    by_split = {
         "train": trained._replace(domain=datasets[0].train.domain),
         "validation": None,
-        "test": judge._replace(domain=np.full_like(judge.domain, -1)),
+        "test": eval_set._replace(domain=np.full_like(eval_set.domain, -1)),
     }
-    return _merge_sets("test", datasets, datasets[0].name, parts)
+    return _merge_sets("test", datasets, datasets[0].name, by_split)
+
+
+@splits.source
+def few_rows(
+    *,
+    path: str | None = None,
+    classes: str | None = None,
+    folders: from_folders.Folders = "guess",
+    most_classes: schema.Count = 4,
+    per_class: schema.Count = 100,
+    size: schema.Pixels = 16,
+) -> stream.Dataset:
+    """Read a few rows of the set at a path; without a path, digits in three channels.
+
+    It serves the forms `:debug` of configs: a run of seconds reads real files.
+
+    Args:
+      path: folder or file, read by the source that `kind_of` guesses.
+      classes: option of `image_folder`.
+      folders: option of `image_folder`.
+      most_classes: number of classes to keep, the first ones.
+      per_class: rows to keep of each class in each split, the first ones.
+      size: pixels of a side of the digits.
+    """
+    if path is None:
+        return toys.digits(size=size, channels=3)
+    section = section_of(path)
+    if section["name"] == from_folders.image_folder.__name__:
+        section |= {"classes": classes, "folders": folders}
+    data = _read_source("config.data", section)
+    kept = range(min(most_classes, len(data.class_names)))
+    data = splits.of_classes(data, kept or None, None, seed=0)
+
+    def take_first(examples):
+        groups = [np.flatnonzero(examples.label == x) for x in {*examples.label}]
+        rows = np.concatenate([rows[:per_class] for rows in groups])
+        return splits.take_rows(examples, np.sort(rows))
+
+    return stream.map_splits(data, take_first)
 
 
 def _read_source(field, section) -> stream.Dataset:
@@ -126,7 +165,7 @@ def _class_names(datasets) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for data in datasets for name in data.class_names))
 
 
-def _merge_sets(field, datasets, name, parts) -> stream.Dataset:
+def _merge_sets(field, datasets, name, by_split) -> stream.Dataset:
     """Merge several sets, which must be read in the same way."""
     decoders = {data.decoder for data in datasets} - {""}
     if len(decoders) > 1:
@@ -134,7 +173,7 @@ def _merge_sets(field, datasets, name, parts) -> stream.Dataset:
     return datasets[0]._replace(
         name=name,
         class_names=_class_names(datasets),
-        **parts,
+        **by_split,
         decoder="".join(decoders),
         notes=tuple(note for data in datasets for note in data.notes),
     )
@@ -142,35 +181,35 @@ def _merge_sets(field, datasets, name, parts) -> stream.Dataset:
 
 def _join_splits(datasets, split, class_names) -> stream.Examples | None:
     """Return a split of all datasets that have it; None if none has."""
-    found = [(i, x, getattr(x, split)) for i, x in enumerate(datasets)]
-    found = [(i, data, part) for i, data, part in found if part is not None]
-    if not found:
+    present = [(i, x, getattr(x, split)) for i, x in enumerate(datasets)]
+    present = [(i, data, part) for i, data, part in present if part is not None]
+    if not present:
         return None
     label, domain, readers, origins = [], [], [], []
-    for number, data, part in found:
+    for number, data, part in present:
         renumbered = [class_names.index(name) for name in data.class_names]
         label.append(np.array([*renumbered, -1], np.int32)[part.label])
         domain.append(np.full(len(part.label), number, np.int32))
-        reader: Any = part.load or files.in_memory(part.images, data.name)
+        reader: Any = part.load or image_files.in_memory(part.images, data.name)
         if stream.stays_in_memory(reader):  # the joined set has its own, if it fits
-            reader = reader._replace(memory=None)
+            reader = reader._replace(cache=None)
         readers.append(reader)
         origins.append(part.origin or reader)
     label, domain = np.concatenate(label), np.concatenate(domain)
-    images = [part.images for *_, part in found]
+    images = [part.images for *_, part in present]
     inside = all(x is not None for x in images)
     inside = inside and len({x.shape[1:] for x in images}) == 1
-    known = [splits.channels(part) for *_, part in found]
-    channels = {number for number in known if number is not None}
+    counts = [splits.channels(part) for *_, part in present]
+    channels = {number for number in counts if number is not None}
     if len(channels) > 1:
         raise Refused(
             f"sets: images of {' and of '.join(map(str, sorted(channels)))} channels; "
             "must be of one number, see `channels` of their sources"
         )
-    starts = np.cumsum([0] + [len(part.label) for *_, part in found[:-1]])
+    starts = np.cumsum([0] + [len(part.label) for *_, part in present[:-1]])
     loads = tuple(origins if inside else readers)
     reader = _Joined(loads, starts, min(channels, default=None))
-    examples = files.examples(reader, label, domain)
+    examples = image_files.examples(reader, label, domain)
     if not inside:
         return examples
     images = np.concatenate(images)
@@ -194,6 +233,7 @@ SOURCES = {
         from_huggingface.huggingface,
         joined,
         judged_by,
+        few_rows,
         in_memory.in_memory,
     )
 }
@@ -205,8 +245,8 @@ def needs_nothing(name: str) -> bool:
     """Tell whether a source reads no files: each of its options has a default."""
     if name not in SOURCES:
         return False
-    found = schema.option_of(SOURCES[name]).values()
-    return all(option.default is not schema.NONE for option in found)
+    options = schema.option_of(SOURCES[name]).values()
+    return all(option.default is not schema.NONE for option in options)
 
 
 def load(name: str, **options: Any) -> stream.Dataset:
@@ -218,8 +258,8 @@ def load(name: str, **options: Any) -> stream.Dataset:
 def without_test_split(section: dict) -> dict:
     """Return options with which a source holds out no train rows."""
     make, _ = lookup.find_function(SOURCES, section, "config.data")
-    known = schema.option_of(make)
-    return {"test": 0.0} if {"test", "test_seed"} <= {*known} else {}
+    names = schema.option_of(make)
+    return {"test": 0.0} if {"test", "test_seed"} <= {*names} else {}
 
 
 def kind_of(path: str) -> str:
@@ -233,7 +273,7 @@ def kind_of(path: str) -> str:
         return "npz"
     if path.endswith(".npy") and not storage.is_folder(path):
         raise Refused(
-            f"path = {path!r}: an .npy file has no labels: give jaxcl.fit its array, "
+            f"path={path!r}: an .npy file has no labels: give jaxcl.fit its array, "
             f"np.load({path!r}), or write an .npz file: np.savez('set.npz', x=images, "
             "y=labels)"
         )

@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 
 from jaxcl import schema
-from jaxcl.data import files as files_lib
-from jaxcl.data import graphs, listing, prefetch, stream
+from jaxcl.data import graph_arrays, image_files, listing, prefetch, stream
 from jaxcl.errors import Refused
 
 KEPT_BYTES = 2 << 30  # most bytes of decoded images that stay in memory
@@ -39,7 +38,7 @@ def take_rows(examples: stream.Examples, rows: np.ndarray) -> stream.Examples:
         examples.domain[rows],
         None if images is None else images[rows],
         None if load is None else load.take(rows),
-        None if graph_set is None else graphs.take_graphs(graph_set, rows),
+        None if graph_set is None else graph_arrays.take_graphs(graph_set, rows),
         None if examples.origin is None else examples.origin.take(rows),
     )
 
@@ -59,27 +58,27 @@ def of_classes(
     Raises:
       Refused: an unknown class, a class given twice, no class, or too few rows.
     """
-    whole = _keep_named(dataset, "label", "classes", classes)
+    subset = _keep_named(dataset, "label", "classes", classes)
     if per_class is None:
-        return whole
-    label, count = whole.train.label, len(whole.class_names)
+        return subset
+    label, count = subset.train.label, len(subset.class_names)
     by_class = [np.flatnonzero(label == number) for number in range(count)]
     fewest = min(map(len, by_class))
     if not 1 <= per_class <= fewest:
         raise Refused(
-            f"per_class = {per_class}: must be from 1 to the {fewest} train rows of "
+            f"per_class={per_class}: must be from 1 to the {fewest} train rows of "
             "the smallest class"
         )
     rng = np.random.default_rng([seed, count])
-    rows = np.concatenate([rng.permutation(own)[:per_class] for own in by_class])
-    return whole._replace(train=take_rows(whole.train, np.sort(rows)))
+    rows = np.concatenate([rng.permutation(x)[:per_class] for x in by_class])
+    return subset._replace(train=take_rows(subset.train, np.sort(rows)))
 
 
 def keep_listed_classes(dataset: stream.Dataset, file: str | None) -> stream.Dataset:
     """Keep the classes that a text file names, one a line, in its order; None: all."""
     if file is None:
         return dataset
-    return of_classes(dataset, files_lib.class_list(file), None, 0)
+    return of_classes(dataset, image_files.class_list(file), None, 0)
 
 
 def of_domains(dataset: stream.Dataset, domains: Sequence[int | str]) -> stream.Dataset:
@@ -104,19 +103,19 @@ def _keep_named(dataset, kind, option, wanted) -> stream.Dataset:
     """
     field = "class_names" if kind == "label" else "domain_names"
     names = getattr(dataset, field)
-    kept = stream.numbers(names if wanted is None else wanted, names, option)
-    if not kept:
-        raise Refused(f"{option} = {wanted!r}: must name at least one")
+    chosen = stream.numbers(names if wanted is None else wanted, names, option)
+    if not chosen:
+        raise Refused(option, wanted, "must name at least one")
     renumbered = np.full(len(names) + 1, -1, np.int32)  # the last: of number -1
-    renumbered[kept] = np.arange(len(kept))
+    renumbered[chosen] = np.arange(len(chosen))
 
     def keep_rows(examples):
         numbers = renumbered[getattr(examples, kind)]
         part = take_rows(examples, np.flatnonzero(numbers >= 0))
         return part._replace(**{kind: numbers[numbers >= 0]})
 
-    whole = stream.map_splits(dataset, keep_rows)
-    return whole._replace(**{field: tuple(names[number] for number in kept)})
+    restricted = stream.map_splits(dataset, keep_rows)
+    return restricted._replace(**{field: tuple(names[number] for number in chosen)})
 
 
 def draw_mask(
@@ -128,7 +127,7 @@ def draw_mask(
     none.
     """
     if not 0 <= fraction < 1:
-        raise Refused(f"fraction = {fraction}: must be at least 0 and below 1")
+        raise Refused("fraction", fraction, "must be at least 0 and below 1")
     mask = np.zeros(len(examples.label), bool)
     if fraction == 0:
         return mask
@@ -152,7 +151,7 @@ def group_rows(examples: stream.Examples) -> Iterator[tuple[int, int, np.ndarray
 def draw_test(
     name: str,
     class_names: tuple[str, ...],
-    whole: stream.Examples,
+    examples: stream.Examples,
     fraction: float,
     seed: int,
 ) -> stream.Dataset:
@@ -160,8 +159,8 @@ def draw_test(
 
     Rows without a label stay in the train split.
     """
-    mask = draw_mask(whole, fraction, [seed, 2]) & (whole.label >= 0)
-    train, test = cut_out(whole, mask)
+    mask = draw_mask(examples, fraction, [seed, 2]) & (examples.label >= 0)
+    train, test = cut_out(examples, mask)
     return stream.Dataset(name, class_names, ("all",), train, None, test)
 
 
@@ -184,10 +183,10 @@ def unknown_classes(
     dataset: stream.Dataset, judged: stream.Examples | None
 ) -> tuple[int, str] | None:
     """Describe evaluation rows whose class no train row has; None without such rows."""
-    known = np.unique(dataset.train.label[dataset.train.label >= 0])
-    if judged is None or judged.graphs is not None or not len(known):
+    train_classes = np.unique(dataset.train.label[dataset.train.label >= 0])
+    if judged is None or judged.graphs is not None or not len(train_classes):
         return None
-    labels = judged.label[(judged.label >= 0) & ~np.isin(judged.label, known)]
+    labels = judged.label[(judged.label >= 0) & ~np.isin(judged.label, train_classes)]
     if not len(labels):
         return None
     names = [dataset.class_names[i] for i in np.unique(labels)]
@@ -203,10 +202,10 @@ class ImageOptions(NamedTuple):
     # The shorter side is resized to it, then the centre is cropped; None: as stored.
     size: schema.Pixels | None = None
     resident: bool = False  # decode all images once, into memory
-    channels: files_lib.Channels = 3  # or 1: grey
+    channels: image_files.Channels = 3  # or 1: grey
     decoder: prefetch.Decoder = "auto"  # cv2 where it is installed, else pillow
     on_corrupt: OnCorrupt = "error"  # "skip" takes another image of the same class
-    max_pixels: schema.Count = files_lib.PIXELS  # an image of more counts as corrupt
+    max_pixels: schema.Count = image_files.PIXELS  # an image of more counts as corrupt
     background: Level = 255  # grey level behind transparent pixels
     # How many bits 16-bit greys use: the upper eight of these are kept.
     bits: Annotated[int, schema.Range(8, 16)] = 8
@@ -214,10 +213,10 @@ class ImageOptions(NamedTuple):
     seed: schema.Natural = 0  # of that draw
 
     @property
-    def decoding(self) -> files_lib.Decoding:
+    def decoding(self) -> image_files.Decoding:
         """Settings to turn encoded images into pixels."""
-        fields = files_lib.Decoding._fields
-        return files_lib.Decoding(*(getattr(self, field) for field in fields))
+        fields = image_files.Decoding._fields
+        return image_files.Decoding(*(getattr(self, field) for field in fields))
 
 
 class DrawOptions(NamedTuple):
@@ -272,11 +271,11 @@ def _with_options(read, shared, finished) -> Callable[..., stream.Dataset]:
         inspect.Parameter(name, keyword, default=x, annotation=types[name])
         for name, x in usual.items()
     ]
-    whole = inspect.signature(read)
-    own = [x for name, x in whole.parameters.items() if name != "images"]
-    made: Any = functools.wraps(read)(call)
-    made.__signature__ = whole.replace(parameters=own + more)
-    return schema.checked("config.data")(made)
+    signature = inspect.signature(read)
+    parameters = [x for name, x in signature.parameters.items() if name != "images"]
+    wrapped: Any = functools.wraps(read)(call)
+    wrapped.__signature__ = signature.replace(parameters=parameters + more)
+    return schema.checked("config.data")(wrapped)
 
 
 _USUAL = ImageOptions()
@@ -298,8 +297,9 @@ def finish(
     _check_channels(dataset)
     if validation and dataset.validation is not None:
         raise Refused(
-            f"validation = {validation}: {dataset.name} already has a validation "
-            "split; must be 0"
+            "validation",
+            validation,
+            f"{dataset.name} has a validation split; must be 0",
         )
     if validation:
         train, held_out = split_validation(dataset.train, validation, seed)
@@ -325,14 +325,14 @@ def finish(
 def _with_memory(dataset) -> stream.Dataset:
     """Return a set that keeps its decoded images in memory, if all of them fit."""
     loads = [x.load for x in stream.splits_of(dataset).values()]
-    loads = [x for x in loads if isinstance(x, files_lib.Loader)]
+    loads = [x for x in loads if isinstance(x, image_files.SplitRows)]
     if sum(len(x.rows) * x.image_bytes() for x in loads) > _kept_bytes():
         return dataset
 
     def keep_pixels(examples):
-        if not isinstance(examples.load, files_lib.Loader):
+        if not isinstance(examples.load, image_files.SplitRows):
             return examples
-        load = examples.load._replace(memory={})
+        load = examples.load._replace(cache={})
         return examples._replace(load=load)
 
     return stream.map_splits(dataset, keep_pixels)
@@ -341,10 +341,10 @@ def _with_memory(dataset) -> stream.Dataset:
 def _kept_bytes() -> int:
     """Return how many bytes of decoded images stay: 2 GiB or a quarter of memory."""
     try:
-        whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # not on Windows
         return KEPT_BYTES
-    return min(KEPT_BYTES, whole // 4)
+    return min(KEPT_BYTES, memory // 4)
 
 
 def channels(examples: stream.Examples) -> int | None:
@@ -356,12 +356,11 @@ def channels(examples: stream.Examples) -> int | None:
 
 def _check_channels(dataset):
     """Refuse grey and colour images in one set, since one network reads all splits."""
-    found = {name: channels(x) for name, x in stream.splits_of(dataset).items()}
-    if len({*found.values()} - {None}) > 1:
-        said = ", ".join(f"{count} in {name}" for name, count in found.items())
+    channels_of = {name: channels(x) for name, x in stream.splits_of(dataset).items()}
+    if len({*channels_of.values()} - {None}) > 1:
+        counts = ", ".join(f"{count} in {name}" for name, count in channels_of.items())
         raise Refused(
-            f"{dataset.name}: images differ in their channels, {said}; must be of one "
-            "number"
+            f"{dataset.name}: images must have one number of channels: {counts}"
         )
 
 

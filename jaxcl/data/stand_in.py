@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxcl.data import files, sources, stream
+from jaxcl.data import image_files, sources, stream
 from jaxcl.errors import Refused
 
 ROWS_PER_CLASS = 1000  # where nothing tells the number of rows
@@ -28,7 +28,7 @@ class _BlankImages(NamedTuple):
         return np.zeros(self.shape, np.uint8)
 
 
-def make_for(
+def make_blank_dataset(
     data: Mapping,
     scenario: Mapping,
     augment: Mapping,
@@ -62,7 +62,7 @@ def make_for(
     count, known_rows, side = KNOWN.get(place, (None, None, None))
     names = _first_name_list(scenario.get("classes"), scenario.get("class_order"))
     if data.get("classes") is not None:
-        names, known_rows = files.class_list(data["classes"]), None
+        names, known_rows = image_files.class_list(data["classes"]), None
         count = len(names)
     classes = classes or count or len(names)
     if not classes:

@@ -89,18 +89,18 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise OSError(error.errno or errno.EIO, reason, os.fspath(path)) from error
 
 
-def to_json(value: Any) -> bytes:
+def dump_json(value: Any) -> bytes:
     """Return the text of a JSON file, as `write_json` writes it."""
     return (json.dumps(value, indent=1) + "\n").encode()
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as JSON, see `replacing`; see `results.to_json` for arrays.
+    """Write a value as JSON, see `replacing`; see `result_file.jsonable` for arrays.
 
     Raises:
       OSError: the file could not be written; the message names `path`.
     """
-    text = to_json(value)  # a value that JSON does not know leaves the file alone
+    text = dump_json(value)  # a value that JSON does not know leaves the file alone
     with replacing(path) as file:
         file.write(text)
 

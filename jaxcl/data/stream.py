@@ -170,10 +170,10 @@ def schedule(
         ("batch_size", batch_size, 1),
     ):
         if not isinstance(value, int | np.integer) or value < least:
-            raise Refused(f"{name} = {value!r}: must be an integer >= {least}")
+            raise Refused(name, value, f"must be an integer >= {least}")
     if batch_size > len(source.rows) and source.order is epoch_order:
         raise Refused(
-            f"batch_size = {batch_size}: task {task} has only {len(source.rows)} "
+            f"batch_size={batch_size}: task {task} has only {len(source.rows)} "
             "train rows; use a smaller batch or fewer tasks"
         )
     rows = np.asarray(source.rows, np.int32)
@@ -190,8 +190,8 @@ SPLITS = ("train", "validation", "test")
 
 def splits_of(dataset: Dataset) -> dict[str, Examples]:
     """Return the splits that a dataset has, by name."""
-    found = {name: getattr(dataset, name) for name in SPLITS}
-    return {name: examples for name, examples in found.items() if examples is not None}
+    splits = {name: getattr(dataset, name) for name in SPLITS}
+    return {name: examples for name, examples in splits.items() if examples is not None}
 
 
 def map_splits(dataset: Dataset, change: Callable[[Examples], Examples]) -> Dataset:
@@ -211,8 +211,8 @@ def as_domains(examples: Examples, images: np.ndarray, count: int) -> Examples:
 
 
 def stays_in_memory(load: Any) -> bool:
-    """Tell whether a reader keeps decoded images, see `files.Loader`."""
-    return getattr(load, "memory", None) is not None
+    """Tell whether a reader keeps decoded images, see `image_files.SplitRows`."""
+    return getattr(load, "cache", None) is not None
 
 
 def count_rows(examples: Examples) -> int:
@@ -263,8 +263,9 @@ def order_of_classes(
     if class_order == "shuffled":
         return np.random.default_rng(seed).permutation(n)
     raise Refused(
-        f"{field} = {class_order!r}: must be 'sorted', 'released', 'cassle', "
-        "'shuffled' or a list of classes"
+        field,
+        class_order,
+        "must be 'sorted', 'released', 'cassle', 'shuffled' or a list",
     )
 
 
@@ -276,8 +277,8 @@ def numbers(
     for entry in entries:
         if isinstance(entry, str) and entry in names:
             entry = names.index(entry)
-        known = isinstance(entry, int | np.integer) and 0 <= entry < len(names)
-        if not known:
+        is_number = isinstance(entry, int | np.integer) and 0 <= entry < len(names)
+        if not is_number:
             raise Refused(
                 f"{field}: {entry!r} is neither a number below {len(names)} nor one of "
                 f"{names[:10]}{'...' if len(names) > 10 else ''}"
@@ -323,9 +324,9 @@ def _validate_split(where, examples, dataset, trained) -> None:
     if sum(content is not None for content in contents) != 1:
         raise Refused(f"{where} must have one of images, load and graphs")
     if images is not None:
-        whole = images.dtype == np.uint8 and images.ndim == 4 and min(images.shape) > 0
+        is_u8 = images.dtype == np.uint8 and images.ndim == 4 and min(images.shape) > 0
         features = images.dtype == np.float32 and images.shape[1:-1] == (1, 1)
-        if not features and (not whole or images.shape[-1] not in (1, 3)):
+        if not features and (not is_u8 or images.shape[-1] not in (1, 3)):
             raise Refused(
                 f"{where} images are {images.dtype}{list(images.shape)}, expected "
                 "uint8[N, H, W, C] with C 1 or 3"

@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 
 from jaxcl import schema
-from jaxcl.data import files, from_graphs, splits, stream
+from jaxcl.data import from_graphs, image_files, splits, stream
 from jaxcl.errors import Refused
 
 Look = Literal["plain", "inverted", "rotated"]
@@ -25,7 +25,7 @@ def digits(
     *,
     size: _Side | None = None,
     interpolation: Literal["nearest", "bicubic"] = "bicubic",
-    channels: files.Channels = 1,
+    channels: image_files.Channels = 1,
 ) -> stream.Dataset:
     """Read scikit-learn's 1,797 digits, u8[N,8,8,1], 0..16 scaled to 0..255.
 
@@ -45,9 +45,9 @@ def digits(
         images = np.stack([np.asarray(x) for x in resized])
     images = np.repeat(images[..., None], channels, axis=-1)
     label = raw.target.astype(np.int32)
-    whole = stream.Examples(label, np.zeros_like(label), images)
+    examples = stream.Examples(label, np.zeros_like(label), images)
     names = tuple(str(digit) for digit in range(10))
-    return splits.draw_test("digits", names, whole, 0.2, splits.TEST_SEED)
+    return splits.draw_test("digits", names, examples, 0.2, splits.TEST_SEED)
 
 
 @schema.checked("config.data")
@@ -58,7 +58,7 @@ def digits_in_looks(
     seed: schema.Natural = 0,
     size: _Side | None = None,
     interpolation: Literal["nearest", "bicubic"] = "bicubic",
-    channels: files.Channels = 1,
+    channels: image_files.Channels = 1,
 ) -> stream.Dataset:
     """Read the images of `digits` once in each of three domains.
 
@@ -75,8 +75,8 @@ def digits_in_looks(
         interpolation=interpolation,
         channels=channels,
     )
-    whole = stream.map_splits(data, lambda x: _in_looks(x, looks))
-    return whole._replace(name="digits_in_looks", domain_names=tuple(looks))
+    joined = stream.map_splits(data, lambda x: _in_looks(x, looks))
+    return joined._replace(name="digits_in_looks", domain_names=tuple(looks))
 
 
 def _in_looks(examples, looks) -> stream.Examples:
@@ -105,7 +105,7 @@ def rings_and_trees(
       Refused: a number is out of its range.
     """
     if nodes[0] > nodes[1]:
-        raise Refused(f"config.data.nodes={nodes}: must be (least, most)")
+        raise Refused("config.data.nodes", nodes, "must be (least, most)")
     if count * nodes[1] > _NODES:
         raise Refused(
             f"config.data.count={count} x nodes={nodes}: must be at most {_NODES} nodes"

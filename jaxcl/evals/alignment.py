@@ -14,28 +14,28 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcl import core, schema, sharding
-from jaxcl.evals import features as features_lib
+from jaxcl.evals import embedding
 
 _EXACT = jax.lax.Precision.HIGHEST
 
 
 def nearest_cosines(
-    stored: jax.Array, labels: jax.Array, held: jax.Array, held_labels: jax.Array
+    stored: jax.Array, labels: jax.Array, test: jax.Array, test_labels: jax.Array
 ) -> jax.Array:
     """Find each stored row's largest cosine with held-out rows of its class.
 
     Args:
       stored: f32[B, D].
       labels: i32[B].
-      held: f32[N, D].
-      held_labels: i32[N].
+      test: f32[N, D], features of held-out rows.
+      test_labels: i32[N].
 
     Returns:
       f32[B]; -inf if no held-out row has the class.
     """
-    stored, held = features_lib.unit_rows(stored), features_lib.unit_rows(held)
-    cosines = jnp.dot(stored, held.T, precision=_EXACT)
-    same = labels[:, None] == held_labels
+    stored, test = embedding.unit_rows(stored), embedding.unit_rows(test)
+    cosines = jnp.dot(stored, test.T, precision=_EXACT)
+    same = labels[:, None] == test_labels
     return jnp.max(jnp.where(same, cosines, -jnp.inf), axis=1)
 
 
@@ -58,12 +58,12 @@ def make(parts: core.EvalParts, *, batch_size: schema.Count = 256) -> Callable:
       Refused: the method keeps no memory, or held-out rows or labels are missing.
     """
     what = "a method with a memory of images and the task of each, as er and er_ace do"
-    features_lib.refuse_unless(parts.memory is not None, "alignment", what)
+    embedding.refuse_unless(parts.memory is not None, "alignment", what)
     examples = parts.stream.dataset.validation
     if examples is None:
         examples = parts.stream.evaluation
-    features_lib.check_labels(parts, "alignment", parts.stream.dataset.train, examples)
-    embed = features_lib.make_embedder(parts, examples)
+    embedding.check_labels(parts, "alignment", parts.stream.dataset.train, examples)
+    embed = embedding.make_embedder(parts, examples)
     labels = sharding.replicate(examples.label, parts.mesh)
     program = _compile_measure(parts, batch_size)
 
@@ -87,17 +87,15 @@ def _compile_measure(parts, batch_size):
 
     The cosine of an empty slot is -inf.
     """
-    view = features_lib.make_eval_view(parts)
+    view = embedding.make_eval_view(parts)
     everywhere = sharding.replicated(parts.mesh)
 
-    def measure_cosines(state, held, held_labels):
+    def measure_cosines(state, test, test_labels):
         memory = parts.memory(state)
         what = "a memory of images and the task of each; the method's holds "
         what += ", ".join(sorted(memory.items))
-        features_lib.refuse_unless(
-            {"image", "task"} <= {*memory.items}, "alignment", what
-        )
-        size = features_lib.padded_size(parts, min(batch_size, memory.capacity))
+        embedding.refuse_unless({"image", "task"} <= {*memory.items}, "alignment", what)
+        size = embedding.padded_size(parts, min(batch_size, memory.capacity))
         steps = -(-memory.capacity // size)
         slots = jnp.arange(steps * size).reshape(steps, size) % memory.capacity
 
@@ -106,7 +104,7 @@ def _compile_measure(parts, batch_size):
             at = jax.lax.with_sharding_constraint(at, split)
             images, labels = memory.items["image"][at], memory.items["label"][at]
             stored = parts.embed(state, view(images))
-            cosines = nearest_cosines(stored, labels, held, held_labels)
+            cosines = nearest_cosines(stored, labels, test, test_labels)
             return jax.lax.with_sharding_constraint(cosines, everywhere)
 
         cosines = jax.lax.map(of_slots, slots).reshape(-1)[: memory.capacity]

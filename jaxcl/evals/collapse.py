@@ -17,7 +17,7 @@ from typing import Annotated
 import numpy as np
 
 from jaxcl import core, schema, sharding
-from jaxcl.evals import features as features_lib
+from jaxcl.evals import embedding
 
 _EPS = 1e-7  # the paper's
 # Below this the embeddings are one, whatever they were before.
@@ -105,8 +105,8 @@ def make(
     Raises:
       Refused: an option out of its range.
     """
-    examples, rows = features_lib.sample_rows(parts, "collapse", max_rows)
-    embed = features_lib.make_embedder(parts, examples, rows=rows)
+    examples, rows = embedding.sample_rows(parts, "collapse", max_rows)
+    embed = embedding.make_embedder(parts, examples, rows=rows)
     # Warnings depend on earlier evaluations, measurements do not.
     references, steps = {}, []
 

@@ -22,9 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from jaxcl import core, metrics, schema, sharding
-from jaxcl.evals import features as features_lib
-from jaxcl.evals import plots
+from jaxcl import core, metrics, plots, schema, sharding
+from jaxcl.evals import embedding
 from jaxcl.memory import duel
 
 
@@ -38,7 +37,7 @@ def make(
     batch_size: schema.Count = 256,
     score: duel.Score = "affine",
     temperature: schema.Temperature = 0.5,
-    features: features_lib.Features | None = None,
+    features: embedding.Features | None = None,
     newcomer_competes: bool = False,
 ) -> core.Evaluator:
     """Build the evaluator that fills a memory by DUEL's policy.
@@ -72,16 +71,16 @@ def make(
     """
     if features is None:
         features = "embedding" if parts.project is None else "projection"
-    chosen = features_lib.select_features(parts, "filtering", features)
+    chosen = embedding.select_features(parts, "filtering", features)
 
     def embed_unit(state, images):
-        return features_lib.unit_rows(chosen.embed(state, images))
+        return embedding.unit_rows(chosen.embed(state, images))
 
     reads = chosen._replace(embed=embed_unit)
     train = parts.stream.dataset.train  # no other split is read
-    features_lib.check_labels(parts, "filtering", train)
+    embedding.check_labels(parts, "filtering", train)
     # Placed once, and only when a task is evaluated.
-    place = functools.cache(functools.partial(features_lib.place_images, parts, train))
+    place = functools.cache(functools.partial(embedding.place_images, parts, train))
     count = size * times
     offered_in = functools.cache(
         functools.partial(_read_offered, reads, place, count, batch_size)
@@ -93,7 +92,7 @@ def make(
     def evaluate(state, task: int) -> core.Result:
         labels, order, embed = offered_in(task)
         features = embed(state)
-        held = sharding.replicate(np.full(size, -1, np.int32), parts.mesh)
+        stored = sharding.replicate(np.full(size, -1, np.int32), parts.mesh)
         scalars = _class_scalars(
             parts, "stream_entropy", "stream_class_{}", labels[order]
         )
@@ -101,9 +100,10 @@ def make(
             offered = order[i * size : (i + 1) * size]
             for first in range(0, size, batch_size):
                 batch = offered[first : first + batch_size]
-                held = offer(features, held, sharding.replicate(batch, parts.mesh))
-            kept, n = labels[sharding.copy_to_host(held)], i + 1
-            scalars |= _class_scalars(parts, f"entropy_{n}", f"class_{{}}_{n}", kept)
+                stored = offer(features, stored, sharding.replicate(batch, parts.mesh))
+            stored_labels, n = labels[sharding.copy_to_host(stored)], i + 1
+            names = f"entropy_{n}", f"class_{{}}_{n}"
+            scalars |= _class_scalars(parts, *names, stored_labels)
             scalars[f"fifo_entropy_{n}"] = _class_entropy(parts, labels[offered])
         return core.Result({}, scalars)
 
@@ -119,21 +119,22 @@ def _read_offered(reads, place, count, batch_size, task):
     """
     train = reads.stream.dataset.train
     drawn = reads.stream.tasks[task]
-    rows = features_lib.read_first_rows(reads, drawn, count, batch_size)
+    rows = embedding.read_first_rows(reads, drawn, count, batch_size)
     distinct, order = np.unique(rows, return_inverse=True)
-    embed = features_lib.make_embedder(reads, train, rows=distinct, images=place())
+    embed = embedding.make_embedder(reads, train, rows=distinct, images=place())
     return train.label[distinct], order.astype(np.int32), embed
 
 
 def _make_offer(parts, **policy) -> Callable:
-    """Build (features f32[N, Z], held i32[M], batch i32[B]) -> the new `held`.
+    """Build (features f32[N, Z], stored i32[M], batch i32[B]) -> the new `stored`.
 
     Stored and offered rows are given as row numbers of `features`; -1: an empty slot.
     """
 
-    def offer_batch(features, held, batch):
-        keep = duel.select(features[held], features[batch], filled=held >= 0, **policy)
-        return held.at[duel.incoming_slots(keep, len(held))].set(batch, mode="drop")
+    def offer_batch(features, stored, batch):
+        rows = features[stored], features[batch]
+        keep = duel.select(*rows, filled=stored >= 0, **policy)
+        return stored.at[duel.incoming_slots(keep, len(stored))].set(batch, mode="drop")
 
     return jax.jit(offer_batch, out_shardings=sharding.replicated(parts.mesh))
 
@@ -153,11 +154,11 @@ def draw_last(rows: Sequence[dict], folder: epath.Path) -> None:
     """Draw the last evaluation: KEY_classes.png and KEY_entropy.png.
 
     Args:
-      rows: rows of metrics.jsonl, see `rows.read_rows`.
+      rows: rows of metrics.jsonl, see `log_file.read_rows`.
       folder: an existing folder, which gets the pictures.
     """
     pattern = r"(entropy|fifo_entropy|class)_(\d+)(?:_(\d+))?"
-    for key, by_step in features_lib.find_scalars(rows, pattern).items():
+    for key, by_step in embedding.find_scalars(rows, pattern).items():
         measured = [x for x in by_step.values() if ("fifo_entropy", 1, None) in x]
         if not measured:  # of another evaluator
             continue

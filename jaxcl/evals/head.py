@@ -11,21 +11,13 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from jaxcl import core, numerics, optim, sharding
 from jaxcl.data import prefetch, stream
-from jaxcl.nets import layers
+from jaxcl.nets import linear_head
 
 _STREAM = 0x11EA4  # keeps the probe's random numbers apart from the training's
 _EXACT = jax.lax.Precision.HIGHEST  # TF32 loses accuracy; the layer is cheap anyway
-
-
-class LinearHead(NamedTuple):
-    """The weights and biases of a linear layer."""
-
-    weight: jax.Array  # f32[D, C]
-    bias: jax.Array  # f32[C]
 
 
 Optimizer = Literal["sgd", "adam"]
@@ -56,11 +48,6 @@ class ProbeSettings(NamedTuple):
     normalize_features: bool = False
     fraction: float = 1.0
     fraction_seed: int = 0  # seed of the draws of `fraction` and of the cut
-
-
-def score_features(head: LinearHead, features: jax.Array) -> jax.Array:
-    """Compute the class scores f32[n, C] of features f32[n, D]."""
-    return jnp.dot(features, head.weight, precision=_EXACT) + head.bias
 
 
 def probe_keys(
@@ -122,47 +109,6 @@ def class_uniform(
     return draw_batch
 
 
-def start_head(key: jax.Array, dim: int, num_classes: int) -> LinearHead:
-    """Draw a new layer as PyTorch's nn.Linear(dim, num_classes) does."""
-    k_weight, k_bias = jax.random.split(key)
-    uniform = layers.torch_uniform(dim)
-    return LinearHead(
-        uniform(k_weight, (dim, num_classes)), uniform(k_bias, (num_classes,))
-    )
-
-
-def take_step(
-    tx: optax.GradientTransformationExtraArgs,
-    head: LinearHead,
-    opt_state: core.PyTree,
-    features: jax.Array,
-    labels: jax.Array,
-    mask: jax.Array,
-    lr: jax.typing.ArrayLike,
-) -> tuple[LinearHead, core.PyTree, jax.Array, jax.Array]:
-    """Take one step down the mean cross-entropy of the unmasked rows.
-
-    Args:
-      tx: optimiser from `optim`.
-      features: f32[B, D].
-      labels: i32[B].
-      mask: f32[B], 0 for rows that do not count.
-
-    Returns:
-      head and state after the step; loss f32[] and scores f32[B, C] before it.
-    """
-
-    def loss_of(head):
-        scores = score_features(head, features)
-        losses = optax.softmax_cross_entropy_with_integer_labels(scores, labels)
-        return jnp.sum(losses * mask) / jnp.maximum(mask.sum(), 1.0), scores
-
-    (loss, scores), gradient = jax.value_and_grad(loss_of, has_aux=True)(head)
-    direction, opt_state = tx.update(gradient, opt_state, head, lr=lr)
-    head = jax.tree.map(lambda p, d: p - lr * d, head, direction)
-    return head, opt_state, loss, scores
-
-
 def _make_training(rule: ProbeSettings, num_classes: int) -> tuple[Callable, Callable]:
     """Make start and step of a rule; both return (head, state, sum of losses).
 
@@ -175,14 +121,14 @@ def _make_training(rule: ProbeSettings, num_classes: int) -> tuple[Callable, Cal
     milestones = np.array(rule.milestones, np.int32)
 
     def begin_training(key, dim):
-        head = start_head(key, dim, num_classes)
+        head = linear_head.start_head(key, dim, num_classes)
         return head, tx.init(head), jnp.zeros(())
 
     def update(carry, features, labels, mask, epoch, lr):
         head, opt_state, losses = carry
         lr = lr * rule.factor ** jnp.sum(milestones <= epoch)
-        given = features, labels, mask
-        head, opt_state, loss, _ = take_step(tx, head, opt_state, *given, lr)
+        rows = features, labels, mask
+        head, opt_state, loss, _ = linear_head.take_step(tx, head, opt_state, *rows, lr)
         return head, opt_state, losses + loss
 
     return begin_training, update
@@ -261,22 +207,22 @@ def make_streamed_fit(
       features D.
     """
     train = parts.stream.dataset.train
-    whole, mesh = sharding.replicated(parts.mesh), parts.mesh
+    everywhere, mesh = sharding.replicated(parts.mesh), parts.mesh
     begin, update = _make_training(rule, parts.num_classes)
 
     def step(state, carry, batch, number, steps, k_epochs, lr):
         features = embed(state, batch["image"], jax.random.fold_in(k_epochs, number))
         losses = jnp.where(number % steps == 0, 0.0, carry[2])
-        given = features, batch["label"], jnp.ones(len(features))
-        return update((*carry[:2], losses), *given, number // steps, lr)
+        inputs = features, batch["label"], jnp.ones(len(features))
+        return update((*carry[:2], losses), *inputs, number // steps, lr)
 
-    begin = jax.jit(begin, static_argnums=1, out_shardings=whole)
-    step = jax.jit(step, donate_argnums=1, out_shardings=whole)
+    begin = jax.jit(begin, static_argnums=1, out_shardings=everywhere)
+    step = jax.jit(step, donate_argnums=1, out_shardings=everywhere)
 
     def split_keys(task, probe):
         return tuple(probe_keys(parts.seed, task, probe))
 
-    split_keys = jax.jit(split_keys, out_shardings=whole)
+    split_keys = jax.jit(split_keys, out_shardings=everywhere)
 
     def run_fit(state, data, rows, task, probe, lr):
         # A set smaller than a batch repeats its rows.

@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxcl import core, schema, sharding
 from jaxcl.data import stream
-from jaxcl.evals import features as features_lib
+from jaxcl.evals import embedding
 
 _EXACT = jax.lax.Precision.HIGHEST  # TF32 would swap neighbours
 
@@ -50,7 +50,7 @@ def count_votes(
       f32[B, num_classes].
     """
     if distance == "cosine":
-        queries, bank = features_lib.unit_rows(queries), features_lib.unit_rows(bank)
+        queries, bank = embedding.unit_rows(queries), embedding.unit_rows(bank)
         scores = jnp.dot(queries, bank.T, precision=_EXACT)
     else:
         # |q|^2 is left out, since it is the same for all neighbours of a query.
@@ -69,7 +69,7 @@ def count_votes(
     return jnp.einsum("bk,bkc->bc", weights, chosen, precision=_EXACT)
 
 
-def _make_judge(parts, groups, batch_size, options, *, others: bool) -> Callable:
+def _make_grader(parts, groups, batch_size, options, *, others: bool) -> Callable:
     """Build (test features, bank, bank mask) -> whether each guess is right.
 
     The result is bool[1, M], or bool[2, M] where tasks are classes or domains: with
@@ -78,7 +78,7 @@ def _make_judge(parts, groups, batch_size, options, *, others: bool) -> Callable
     """
     stream_, mesh = parts.stream, parts.mesh
     count = stream.count_rows(stream_.evaluation)
-    batch_size = features_lib.padded_size(parts, min(batch_size, count))
+    batch_size = embedding.padded_size(parts, min(batch_size, count))
     steps = -(-count // batch_size)
 
     def in_batches(values):
@@ -95,25 +95,25 @@ def _make_judge(parts, groups, batch_size, options, *, others: bool) -> Callable
     )
     labels, bank_task, test_task, itself = sharding.replicate(arrays, mesh)
     truth = stream_.evaluation.label
-    whole, split_rows = sharding.replicated(mesh), sharding.split_sharding(mesh)
+    everywhere, split_rows = sharding.replicated(mesh), sharding.split_sharding(mesh)
 
-    def judge_queries(held, bank, mask, labels, bank_task, test_task, itself):
+    def grade_queries(features, bank, mask, labels, bank_task, test_task, itself):
         # Centring keeps distances but reduces rounding errors, large far from 0.
         if options["distance"] == "euclidean":
-            held, bank = held - bank.mean(axis=0), bank - bank.mean(axis=0)
-        padded = jnp.pad(held, ((0, steps * batch_size - count), (0, 0)))
+            features, bank = features - bank.mean(axis=0), bank - bank.mean(axis=0)
+        padded = jnp.pad(features, ((0, steps * batch_size - count), (0, 0)))
 
-        def classify(queries, own, itself):
-            rows = queries, own, itself
-            queries, own, itself = jax.lax.with_sharding_constraint(rows, split_rows)
+        def classify(queries, tasks, itself):
+            rows = queries, tasks, itself
+            queries, tasks, itself = jax.lax.with_sharding_constraint(rows, split_rows)
             guesses = []
-            known = mask & (jnp.arange(count) != itself[:, None]) if others else mask
-            masks = [known, known & (bank_task == own[:, None])]
+            usable = mask & (jnp.arange(count) != itself[:, None]) if others else mask
+            masks = [usable, usable & (bank_task == tasks[:, None])]
             for allowed in masks if groups.aware else masks[:1]:
                 weights = count_votes(queries, bank, labels, allowed, **options)
                 # Without a neighbour the guess is -1, which is never right.
                 guess = jnp.where(weights.max(axis=1) > 0, weights.argmax(axis=1), -1)
-                guesses.append(jax.lax.with_sharding_constraint(guess, whole))
+                guesses.append(jax.lax.with_sharding_constraint(guess, everywhere))
             return jnp.stack(guesses, axis=1)
 
         blocks = padded.reshape(steps, batch_size, -1)
@@ -121,13 +121,13 @@ def _make_judge(parts, groups, batch_size, options, *, others: bool) -> Callable
         guesses = jax.lax.map(lambda block: classify(*block), blocks)
         return guesses.reshape(steps * batch_size, -1)[:count]
 
-    program = jax.jit(judge_queries, out_shardings=whole)
+    program = jax.jit(grade_queries, out_shardings=everywhere)
 
-    def judge_all(held, bank, mask):
-        guesses = program(held, bank, mask, labels, bank_task, test_task, itself)
+    def grade_all(features, bank, mask):
+        guesses = program(features, bank, mask, labels, bank_task, test_task, itself)
         return sharding.copy_to_host(guesses).T == truth
 
-    return judge_all
+    return grade_all
 
 
 @schema.checked("config.evaluators.knn")
@@ -165,46 +165,46 @@ def make(
     """
     others, dataset = train_on == "evaluation", parts.stream.dataset
     if not others:
-        features_lib.check_learnable(parts.stream)
+        embedding.check_learnable(parts.stream)
     judged_alone = train_on in ("labelled", "evaluation")
     judged = (parts.stream.evaluation,)
-    features_lib.check_labels(parts, "knn", *(judged if judged_alone else ()))
+    embedding.check_labels(parts, "knn", *(judged if judged_alone else ()))
     bank = parts.stream.evaluation if others else dataset.train
     votes_at_all = np.ones(stream.count_rows(bank), bool)
     if train_on == "labelled":
         votes_at_all = bank.label >= 0
     most = int(votes_at_all.sum()) - others
     allowed = f"from 1 to the {most} rows of train_on={train_on!r}"
-    features_lib.require("knn.k", k, k <= most, allowed)
-    groups = features_lib.assign_tasks(parts)
-    embed_test = features_lib.make_embedder(parts, parts.stream.evaluation)
-    embed_bank = embed_test if others else features_lib.make_embedder(parts, bank)
+    embedding.require("knn.k", k, k <= most, allowed)
+    groups = embedding.assign_tasks(parts)
+    embed_test = embedding.make_embedder(parts, parts.stream.evaluation)
+    embed_bank = embed_test if others else embedding.make_embedder(parts, bank)
     options = {
         "num_classes": parts.num_classes,
         "k": k,
         "temperature": temperature,
         "distance": distance,
     }
-    judge = _make_judge(parts, groups, batch_size, options, others=others)
+    grade = _make_grader(parts, groups, batch_size, options, others=others)
 
     def evaluate(state, task: int) -> core.Result:
         mask = votes_at_all
         if not judged_alone:
-            mask = features_lib.train_mask(groups, train_on, task)
-        held = embed_test(state)
-        bank = held if others else embed_bank(state)
-        answers = judge(held, bank, mask)
+            mask = embedding.train_mask(groups, train_on, task)
+        features = embed_test(state)
+        bank = features if others else embed_bank(state)
+        answers = grade(features, bank, mask)
         right, warnings = answers.astype(float), ()
-        if not features_lib.all_finite(held, bank):
-            right, warnings = right + np.nan, (features_lib.NOT_FINITE,)
-        rows = {"class_incremental": features_lib.average_per_task(parts, right[0])}
+        if not embedding.all_finite(features, bank):
+            right, warnings = right + np.nan, (embedding.NOT_FINITE,)
+        rows = {"class_incremental": embedding.average_per_task(parts, right[0])}
         if groups.aware:
-            own = features_lib.average_per_task(parts, right[1])
+            aware = embedding.average_per_task(parts, right[1])
             if train_on == "seen":
-                own = features_lib.blank_unseen(own, train_on, task)
-            rows[groups.aware] = own
+                aware = embedding.blank_unseen(aware, train_on, task)
+            rows[groups.aware] = aware
         scalars = {"accuracy": float(right[0].mean())}
-        known = None if warnings else {"class_incremental": answers[0]}
-        return core.Result(rows, scalars, warnings, known)
+        right_rows = None if warnings else {"class_incremental": answers[0]}
+        return core.Result(rows, scalars, warnings, right_rows)
 
     return evaluate

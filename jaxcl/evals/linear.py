@@ -37,8 +37,8 @@ import numpy as np
 from jaxcl import core, schema, sharding
 from jaxcl.data import prefetch, splits, stream
 from jaxcl.data.augment import images as augment_images
-from jaxcl.evals import features as features_lib
-from jaxcl.evals import head as head_lib
+from jaxcl.evals import embedding, head
+from jaxcl.nets import linear_head
 
 _RATIO = (3 / 4, 4 / 3)
 _CUT = 4  # keeps the draw of the cut apart from those of `splits` and `imbalance`
@@ -65,7 +65,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 def _embed_augmented(parts, settings):
     """Make (state, images u8[B,h,w,C] or u8[B,1,S,S,C], key) -> features f32[B, D]."""
-    whole, normalize = sharding.replicated(parts.mesh), settings.normalize_features
+    everywhere, normalize = sharding.replicated(parts.mesh), settings.normalize_features
     names = ("jitter", "flip", "jitter_probability", "grayscale", "blur")
     view = augment_images.make(
         size=parts.size,
@@ -80,16 +80,16 @@ def _embed_augmented(parts, settings):
 
     def embed(state, images, key):
         features = parts.embed(state, view(key, images)[:, 0])
-        features = jax.lax.with_sharding_constraint(features, whole)
-        return features_lib.unit_rows(features) if normalize else features
+        features = jax.lax.with_sharding_constraint(features, everywhere)
+        return embedding.unit_rows(features) if normalize else features
 
     return embed
 
 
 def _embed_plain(parts, examples, normalize, rows=None):
     """Make state -> f32[n, D], the features of rows of a split, not augmented."""
-    embed = features_lib.make_embedder(parts, examples, rows=rows)
-    unit = jax.jit(features_lib.unit_rows)
+    embed = embedding.make_embedder(parts, examples, rows=rows)
+    unit = jax.jit(embedding.unit_rows)
     return lambda state: unit(embed(state)) if normalize else embed(state)
 
 
@@ -102,7 +102,7 @@ def _make_fit(parts, settings) -> tuple[Callable, Callable]:
     """
     train, unit = parts.stream.dataset.train, settings.normalize_features
     labels = sharding.replicate(train.label, parts.mesh)
-    resident = functools.partial(head_lib.make_resident_fit, settings, parts, labels)
+    resident = functools.partial(head.make_resident_fit, settings, parts, labels)
     if not settings.augment:
         embed_train = _embed_plain(parts, train, unit)
         fit = resident(lambda state, features, at, key: features[at])
@@ -116,9 +116,9 @@ def _make_fit(parts, settings) -> tuple[Callable, Callable]:
             interpolation="bilinear",
             decoder=parts.stream.dataset.decoder or "auto",
         )
-        fit = head_lib.make_streamed_fit(settings, parts, crop, embed)
+        fit = head.make_streamed_fit(settings, parts, crop, embed)
         return fit, lambda state, dim: dim
-    images = features_lib.place_images(parts, train)
+    images = embedding.place_images(parts, train)
     even = settings.batch_size % parts.mesh.size == 0
     rows = (sharding.split_sharding if even else sharding.replicated)(parts.mesh)
 
@@ -132,9 +132,9 @@ def _make_fit(parts, settings) -> tuple[Callable, Callable]:
 def _usable_rows(parts, train_on, groups) -> Callable:
     """Make (state, task) -> bool[N], the train rows that a probe may use."""
     if train_on != "visible":
-        return lambda state, task: features_lib.train_mask(groups, train_on, task)
-    whole = sharding.replicated(parts.mesh)
-    replayed = jax.jit(parts.replayed, out_shardings=whole)
+        return lambda state, task: embedding.train_mask(groups, train_on, task)
+    everywhere = sharding.replicated(parts.mesh)
+    replayed = jax.jit(parts.replayed, out_shardings=everywhere)
 
     def visible(state, task):
         mask = np.zeros(len(groups.train_task), bool)
@@ -153,18 +153,18 @@ def _make_trial(parts, settings, cut, groups) -> Callable:
       cut: bool[N], train rows that choose the learning rate; none: it is fixed.
 
     Returns:
-      (train_head, held, of_cut, mask bool[N]) -> name -> f64[M], 1 where the prediction
-      is right, nan without one; the loss; the learning rate; warnings. `train_head` is
-      (rows, learning rate) -> head and loss. `held` and `of_cut` are features of the
-      evaluation rows and of the rows `cut`, or None.
+      (train_head, test_features, of_cut, mask bool[N]) -> name -> f64[M], 1 where the
+      prediction is right, nan without one; the loss; the learning rate; warnings.
+      `train_head` is (rows, learning rate) -> head and loss. `test_features` and
+      `of_cut` are features of the evaluation rows and of the rows `cut`, or None.
     """
-    judge = features_lib.make_judge(parts, groups, parts.stream.evaluation)
+    grade = embedding.make_grader(parts, groups, parts.stream.evaluation)
     cut_labels = parts.stream.dataset.train.label[cut]
     of_chance = math.log(parts.num_classes)
 
     @jax.jit
-    def score(head, features):
-        scores = head_lib.score_features(head, features)
+    def score(probe, features):
+        scores = linear_head.score_features(probe, features)
         return scores, jnp.isfinite(scores).all()
 
     def find_best_lr(train_head, of_cut, mask) -> float | None:
@@ -172,16 +172,16 @@ def _make_trial(parts, settings, cut, groups) -> Callable:
 
         None if the cut has none of these rows, or if no fit is finite.
         """
-        accuracy, judges, rows = {}, mask[cut], np.flatnonzero(mask & ~cut)
-        for lr in settings.lrs if judges.any() else ():
-            head, _ = train_head(rows, lr)
-            scores, finite = sharding.copy_to_host(score(head, of_cut))
+        accuracy, in_mask, rows = {}, mask[cut], np.flatnonzero(mask & ~cut)
+        for lr in settings.lrs if in_mask.any() else ():
+            probe, _ = train_head(rows, lr)
+            scores, finite = sharding.copy_to_host(score(probe, of_cut))
             if finite:
-                guesses = scores[judges].argmax(axis=1)
-                accuracy[lr] = (guesses == cut_labels[judges]).mean()
+                guesses = scores[in_mask].argmax(axis=1)
+                accuracy[lr] = (guesses == cut_labels[in_mask]).mean()
         return max(accuracy, key=accuracy.get) if accuracy else None
 
-    def run_trial(train_head, held, of_cut, mask):
+    def run_trial(train_head, test_features, of_cut, mask):
         lr, warnings = settings.lr, []
         if settings.lrs:
             best = find_best_lr(train_head, of_cut, mask)
@@ -190,9 +190,10 @@ def _make_trial(parts, settings, cut, groups) -> Callable:
                 warnings.append(f"none of lrs={lrs} could be evaluated: lr={lr}")
             else:
                 lr = best
-        head, loss = train_head(np.flatnonzero(mask), lr)
-        (scores, finite), loss = score(head, held), float(sharding.copy_to_host(loss))
-        right = {name: row.astype(float) for name, row in judge(scores).items()}
+        probe, loss = train_head(np.flatnonzero(mask), lr)
+        scores, finite = score(probe, test_features)
+        loss = float(sharding.copy_to_host(loss))
+        right = {name: row.astype(float) for name, row in grade(scores).items()}
         if not (math.isfinite(loss) and sharding.copy_to_host(finite)):
             # Scores of nan would predict class 0 for every row.
             right = {name: row + np.nan for name, row in right.items()}
@@ -210,24 +211,22 @@ def _make_trial(parts, settings, cut, groups) -> Callable:
     return run_trial
 
 
-def _check_settings(parts, settings: head_lib.ProbeSettings):
+def _check_settings(parts, settings: head.ProbeSettings):
     """Refuse options that do not fit each other or the data."""
     if settings.train_on == "visible":
         what = "a method that says which rows it replayed, as cclis and co2l do"
         named = "linear.train_on='visible'"
-        features_lib.refuse_unless(
-            parts.replayed, named, what, "choose 'seen' or 'all'"
-        )
+        embedding.refuse_unless(parts.replayed, named, what, "choose 'seen' or 'all'")
     if settings.augment and parts.stream.dataset.train.images is None:
         allowed = "False for images that stream and are drawn class by class"
-        features_lib.require("linear.augment", True, not settings.balanced, allowed)
+        embedding.require("linear.augment", True, not settings.balanced, allowed)
         size, devices = settings.batch_size, parts.mesh.size
         allowed = f"a multiple of the {devices} devices for images that stream"
-        features_lib.require("linear.batch_size", size, size % devices == 0, allowed)
+        embedding.require("linear.batch_size", size, size % devices == 0, allowed)
     low, high = settings.scale
     allowed = "(low, high) with low <= high"
-    features_lib.require("linear.scale", settings.scale, low <= high, allowed)
-    features_lib.check_labels(parts, "linear")
+    embedding.require("linear.scale", settings.scale, low <= high, allowed)
+    embedding.check_labels(parts, "linear")
 
 
 @schema.checked("config.evaluators.linear")
@@ -272,7 +271,7 @@ def make(
       blur: probability of a blur, see `images.make`; None: 0.
       normalize_features: whether features are scaled to length 1.
       fraction: share of the train rows that have labels (1.0: all), see
-        `features.draw_stratified`; the probe trains on these alone. They do not depend
+        `embedding.draw_stratified`; the probe trains on these alone. They do not depend
         on the run's seed or the task, and a larger share contains a smaller one.
 
     Returns:
@@ -282,13 +281,13 @@ def make(
       Refused: an option out of its range; no evaluation split; no labels; "visible" for
         a method that does not say which rows it replayed.
     """
-    features_lib.check_learnable(parts.stream)
-    given: dict[str, Any] = {"lr": lr, "train_on": train_on, "augment": augment}
-    given |= {"scale": scale, "blur": blur}
-    chosen = PRESETS[preset] | {k: v for k, v in given.items() if v is not None}
+    embedding.check_learnable(parts.stream)
+    options: dict[str, Any] = {"lr": lr, "train_on": train_on, "augment": augment}
+    options |= {"scale": scale, "blur": blur}
+    chosen = PRESETS[preset] | {k: v for k, v in options.items() if v is not None}
     shares = chosen["milestones"]
     chosen |= {"milestones": tuple(round(share * epochs) for share in shares)}
-    settings = head_lib.ProbeSettings(
+    settings = head.ProbeSettings(
         epochs=epochs,
         batch_size=batch_size,
         lrs=tuple(lrs),
@@ -300,7 +299,7 @@ def make(
     return make_evaluator(parts, settings)
 
 
-def make_evaluator(parts: core.EvalParts, settings: head_lib.ProbeSettings) -> Callable:
+def make_evaluator(parts: core.EvalParts, settings: head.ProbeSettings) -> Callable:
     """Build the evaluator of a probe's settings.
 
     Returns:
@@ -316,17 +315,15 @@ def make_evaluator(parts: core.EvalParts, settings: head_lib.ProbeSettings) -> C
     """
     _check_settings(parts, settings)
     unit, seed = settings.normalize_features, settings.fraction_seed
-    train, groups = parts.stream.dataset.train, features_lib.assign_tasks(parts)
-    labelled = features_lib.draw_stratified(
-        train, fraction=settings.fraction, seed=seed
-    )
+    train, groups = parts.stream.dataset.train, embedding.assign_tasks(parts)
+    labelled = embedding.draw_stratified(train, fraction=settings.fraction, seed=seed)
     cut = np.zeros(len(labelled), bool)
     if settings.lrs:
         at = np.flatnonzero(labelled)
         rows = stream.Examples(train.label[at], train.domain[at])
         cut[at] = splits.draw_mask(rows, settings.held_out, [seed, _CUT])
         allowed = "() where every class has one labelled row"
-        features_lib.require("linear.lrs", settings.lrs, cut.any(), allowed)
+        embedding.require("linear.lrs", settings.lrs, cut.any(), allowed)
     fit, data_of = _make_fit(parts, settings)
     run_trial = _make_trial(parts, settings, cut, groups)
     usable = _usable_rows(parts, settings.train_on, groups)
@@ -336,30 +333,30 @@ def make_evaluator(parts: core.EvalParts, settings: head_lib.ProbeSettings) -> C
         embed_cut = _embed_plain(parts, train, unit, np.flatnonzero(cut))
 
     def evaluate(state, task: int) -> core.Result:
-        held, of_cut = embed_test(state), embed_cut and embed_cut(state)
-        data = data_of(state, held.shape[1])
+        features, of_cut = embed_test(state), embed_cut and embed_cut(state)
+        data = data_of(state, features.shape[1])
 
         def fit_to(mask, number):
             def train_head(rows, lr):
                 return fit(state, data, rows, task, number, lr)
 
-            return run_trial(train_head, held, of_cut, mask)
+            return run_trial(train_head, features, of_cut, mask)
 
         mask = labelled & usable(state, task)
         right, loss, lr, warnings = fit_to(mask, 0)
-        rows = features_lib.average_rows(parts, right)
+        rows = embedding.average_rows(parts, right)
         if "task_aware" in rows:
-            rows["task_aware"] = features_lib.blank_unseen(
+            rows["task_aware"] = embedding.blank_unseen(
                 rows["task_aware"], settings.train_on, task
             )
         elif groups.aware == "domain_aware":  # a probe of its own for each domain
             rows["domain_aware"] = np.full(len(parts.stream.tasks), np.nan)
             for t in np.unique(groups.train_task[mask & (groups.train_task >= 0)]):
-                own, _, _, said = fit_to(mask & (groups.train_task == t), t + 1)
-                row = features_lib.average_per_task(parts, own["class_incremental"])
+                alone, _, _, messages = fit_to(mask & (groups.train_task == t), t + 1)
+                row = embedding.average_per_task(parts, alone["class_incremental"])
                 rows["domain_aware"][t] = row[t]
                 name = parts.stream.tasks[t].name
-                warnings += [f"domain {name}: {words}" for words in said]
+                warnings += [f"domain {name}: {words}" for words in messages]
         marks = right["class_incremental"]
         scalars = {"accuracy": float(marks.mean()), "train_loss": loss}
         scalars |= {"lr": lr} if settings.lrs else {}

@@ -21,7 +21,7 @@ import numpy as np
 
 from jaxcl import core, schema, sharding
 from jaxcl.data.augment import images as augment_images
-from jaxcl.evals import features as features_lib
+from jaxcl.evals import embedding
 
 
 def fit_regression(
@@ -63,11 +63,11 @@ def fit_regression(
 
 def score_classes(machine: Any, features: np.ndarray, num_classes: int) -> np.ndarray:
     """Score features by a regression, f32[n, num_classes]; -inf for absent classes."""
-    found = machine.decision_function(np.asarray(features, np.float64))
-    if found.ndim == 1:  # of two classes
-        found = np.stack([np.zeros_like(found), found], axis=1)
-    every = np.full((len(found), num_classes), -np.inf, np.float32)
-    every[:, machine.classes_] = found
+    scores = machine.decision_function(np.asarray(features, np.float64))
+    if scores.ndim == 1:  # of two classes
+        scores = np.stack([np.zeros_like(scores), scores], axis=1)
+    every = np.full((len(scores), num_classes), -np.inf, np.float32)
+    every[:, machine.classes_] = scores
     return every
 
 
@@ -107,31 +107,31 @@ def make(
       Refused: an option out of its range; no evaluation split; no labels; train
         rows of one class; augmented passes over images that stream or are resized.
     """
-    features_lib.check_learnable(parts.stream)
-    features_lib.check_labels(parts, "logistic")
+    embedding.check_learnable(parts.stream)
+    embedding.check_labels(parts, "logistic")
     train, evaluation = parts.stream.dataset.train, parts.stream.evaluation
     several = len(np.unique(train.label)) > 1
-    features_lib.require("logistic", "", several, "left out of data of one class")
+    embedding.require("logistic", "", several, "left out of data of one class")
     shape = () if train.images is None else train.images.shape[1:3]
-    whole = shape == (parts.size, parts.size) and parts.resize is None
+    fits = shape == (parts.size, parts.size) and parts.resize is None
     allowed = "0 for images that stream or are of another size than config.augment.size"
-    features_lib.require("logistic.passes", passes, not passes or whole, allowed)
+    embedding.require("logistic.passes", passes, not passes or fits, allowed)
     embed_train = _embed_augmented(parts, passes, pad, flip, batch_size)
-    embed_test = features_lib.make_embedder(parts, evaluation, batch_size=batch_size)
-    groups = features_lib.assign_tasks(parts)
-    judge = features_lib.make_judge(parts, groups, evaluation)
+    embed_test = embedding.make_embedder(parts, evaluation, batch_size=batch_size)
+    groups = embedding.assign_tasks(parts)
+    grade = embedding.make_grader(parts, groups, evaluation)
     labels = np.tile(train.label, max(passes, 1))
 
     settings = {"penalty": penalty, "iterations": iterations, "tolerance": tolerance}
 
     def evaluate(state, task: int) -> core.Result:
-        features, held = embed_train(state), sharding.copy_to_host(embed_test(state))
-        if not (np.isfinite(features).all() and np.isfinite(held).all()):
+        features, test = embed_train(state), sharding.copy_to_host(embed_test(state))
+        if not (np.isfinite(features).all() and np.isfinite(test).all()):
             blank = {"class_incremental": np.full(len(parts.stream.tasks), np.nan)}
-            return core.Result(blank, {}, (features_lib.NOT_FINITE,))
+            return core.Result(blank, {}, (embedding.NOT_FINITE,))
         machine = fit_regression(features, labels, **settings)
-        right = judge(score_classes(machine, held, parts.num_classes))
-        rows = features_lib.average_rows(parts, right)
+        right = grade(score_classes(machine, test, parts.num_classes))
+        rows = embedding.average_rows(parts, right)
         accuracy = float(right["class_incremental"].mean())
         count = float(machine[-1].n_iter_.max())
         scalars = {"accuracy": accuracy, "iterations": count}
@@ -145,7 +145,7 @@ def _embed_augmented(parts, passes, pad, flip, batch_size) -> Callable:
     """Make state -> f32[passes n, D], the features of n train rows, pass by pass."""
     train = parts.stream.dataset.train
     if not passes:
-        embed = features_lib.make_embedder(parts, train, batch_size=batch_size)
+        embed = embedding.make_embedder(parts, train, batch_size=batch_size)
         return lambda state: sharding.copy_to_host(embed(state))
     view = augment_images.make(
         size=parts.size,
@@ -158,7 +158,7 @@ def _embed_augmented(parts, passes, pad, flip, batch_size) -> Callable:
         mean=parts.mean,
         std=parts.std,
     )
-    embed_views = features_lib.make_views_embedder(
+    embed_views = embedding.make_views_embedder(
         parts, view, passes, batch_size=batch_size
     )
     return lambda state: np.concatenate(embed_views(state, train.images))

@@ -18,9 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from jaxcl import core, metrics, sharding
-from jaxcl.evals import features as features_lib
-from jaxcl.evals import plots
+from jaxcl import core, metrics, plots, sharding
+from jaxcl.evals import embedding
 
 # Rows of a batch when the stream's entropy is measured. An order may fix the number of
 # steps of an epoch, so this decides how many rows are drawn, not how their classes mix.
@@ -47,7 +46,7 @@ def make(parts: core.EvalParts) -> core.Evaluator:
       Refused: the method keeps no memory.
     """
     what = "a method with a memory of rows, as duel, er and cclis have"
-    features_lib.refuse_unless(parts.memory, "memory", what)
+    embedding.refuse_unless(parts.memory, "memory", what)
     streams = {}  # task -> entropy, measured once since no step changes it
 
     def read_labels(state):
@@ -61,11 +60,11 @@ def make(parts: core.EvalParts) -> core.Evaluator:
 
     def evaluate(state, task: int) -> core.Result:
         labels, filled, entropy = sharding.copy_to_host(program(state))
-        known = labels[labels >= 0]
+        present = labels[labels >= 0]
         rows = int(filled.sum())
-        scalars = {"rows": float(rows), "unlabelled": float(rows - len(known))}
-        if len(known):
-            shares = np.bincount(known, minlength=parts.num_classes) / len(known)
+        scalars = {"rows": float(rows), "unlabelled": float(rows - len(present))}
+        if len(present):
+            shares = np.bincount(present, minlength=parts.num_classes) / len(present)
             scalars["entropy"] = float(entropy)
             scalars |= {f"class_{c}": float(share) for c, share in enumerate(shares)}
         if task not in streams:
@@ -93,12 +92,12 @@ def draw_last(rows: Sequence[dict], folder: epath.Path) -> None:
     """Draw a memory's classes and entropy: KEY_classes.png and KEY_entropy.png.
 
     Args:
-      rows: rows of metrics.jsonl, see `rows.read_rows`.
+      rows: rows of metrics.jsonl, see `log_file.read_rows`.
       folder: an existing folder, which gets the pictures.
     """
     ends = {row["task"]: row["step"] for row in rows}  # last step of each task
     pattern = r"(class|entropy|stream_entropy)_?(\d*)"
-    for key, by_step in features_lib.find_scalars(rows, pattern).items():
+    for key, by_step in embedding.find_scalars(rows, pattern).items():
         # Without labelled rows in the memory an evaluation has no classes.
         points = {step: x for step, x in sorted(by_step.items()) if ("class", 0) in x}
         if not points:

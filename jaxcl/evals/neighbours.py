@@ -12,9 +12,8 @@ import jax
 import numpy as np
 from etils import epath
 
-from jaxcl import core, schema
-from jaxcl.evals import features as features_lib
-from jaxcl.evals import plots
+from jaxcl import core, plots, schema
+from jaxcl.evals import embedding
 
 
 def find_nearest(features: np.ndarray, queries: np.ndarray, k: int):
@@ -68,17 +67,17 @@ def make(
     Raises:
       Refused: an option out of its range; a set of graphs; fewer than 2 images.
     """
-    examples, rows = features_lib.sample_rows(parts, "neighbours", max_rows, least=2)
+    examples, rows = embedding.sample_rows(parts, "neighbours", max_rows, least=2)
     is_images = examples.graphs is None
-    features_lib.refuse_unless(is_images, "neighbours", "images, not graphs")
-    images = features_lib.read_images(parts, examples, rows)
-    asked = features_lib.pick_evenly(np.arange(len(rows)), queries)
-    embed = features_lib.make_embedder(parts, examples, rows=rows)
+    embedding.refuse_unless(is_images, "neighbours", "images, not graphs")
+    images = embedding.read_images(parts, examples, rows)
+    asked = embedding.pick_evenly(np.arange(len(rows)), queries)
+    embed = embedding.make_embedder(parts, examples, rows=rows)
 
     def evaluate(state, task: int) -> core.Result:
         features = np.asarray(jax.device_get(embed(state)))
         if not np.isfinite(features).all():
-            return core.Result({}, {}, (features_lib.NOT_FINITE,))
+            return core.Result({}, {}, (embedding.NOT_FINITE,))
         chosen, cosines = find_nearest(features, asked, min(k, len(rows) - 1))
         if jax.process_index() == 0:
             folder = epath.Path(directory)

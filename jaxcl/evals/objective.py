@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxcl import core, numerics, schema, sharding
 from jaxcl.data import graph_batches
-from jaxcl.evals import features as features_lib
+from jaxcl.evals import embedding
 
 
 @schema.checked("config.evaluators.objective")
@@ -47,7 +47,7 @@ def make(
     for task in range(len(parts.stream.tasks)):
         rows = _choose_rows(parts, task, batch_size, max_rows)
         batches.append(_make_batches(parts, rows, batch_size))
-    images = features_lib.place_images(parts, parts.stream.dataset.train)
+    images = embedding.place_images(parts, parts.stream.dataset.train)
     # An argument of the program: as a constant, each seed would compile its own.
     key = sharding.replicate(np.asarray([parts.seed, 0], np.uint32), parts.mesh)
 
@@ -74,12 +74,12 @@ def make(
 def _check_rows(parts, batch_size, max_rows):
     """Refuse fewer rows than a batch, and methods without a loss to measure."""
     some = max_rows is None or max_rows >= batch_size
-    features_lib.require("objective.max_rows", max_rows, some, "None or a batch's rows")
+    embedding.require("objective.max_rows", max_rows, some, "None or a batch's rows")
     what = "a method with a loss of its own, as icl has"
-    features_lib.refuse_unless(parts.objective, "objective", what)
+    embedding.refuse_unless(parts.objective, "objective", what)
     here = parts.stream.dataset.train.load is None
     do = "give config.data resident=True and size, or take the evaluator out"
-    features_lib.refuse_unless(here, "objective", "images in memory", do)
+    embedding.refuse_unless(here, "objective", "images in memory", do)
 
 
 def _choose_rows(parts, task, batch_size, max_rows) -> np.ndarray:

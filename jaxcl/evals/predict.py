@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcl import core, schema, sharding
-from jaxcl.evals import features as features_lib
+from jaxcl.evals import embedding
 
 
 @schema.checked("config.evaluators.predict")
@@ -36,28 +36,28 @@ def make(parts: core.EvalParts, *, met_only: bool = True) -> Callable:
     """
     what = "a method that predicts classes, as two_view with "
     what += "config.method.online_head=True; the encoder of config.checkpoint does not"
-    features_lib.refuse_unless(parts.predict, "predict", what)
-    features_lib.check_labels(parts, "predict")
-    groups, examples = features_lib.assign_tasks(parts), parts.stream.evaluation
+    embedding.refuse_unless(parts.predict, "predict", what)
+    embedding.check_labels(parts, "predict")
+    groups, examples = embedding.assign_tasks(parts), parts.stream.evaluation
     # Rows are sorted by their first task, rows of no task last: then the rows to judge
     # come first, and every task runs the same programs.
     none = len(parts.stream.tasks)
     first = np.where(groups.test_task < 0, none, groups.test_task)
     order = np.argsort(first, kind="stable")
     reads = parts._replace(embed=parts.predict)
-    scores_of = features_lib.make_embedder(reads, examples, rows=order)
-    judge = features_lib.make_judge(parts, groups, examples, rows=order)
+    scores_of = embedding.make_embedder(reads, examples, rows=order)
+    grade = embedding.make_grader(parts, groups, examples, rows=order)
 
     def evaluate(state, task: int) -> core.Result:
         count = int((first <= (task if met_only else none)).sum())
         scores, rows, warnings = scores_of(state, first=count), {}, ()
-        right = {name: row.astype(float) for name, row in judge(scores).items()}
+        right = {name: row.astype(float) for name, row in grade(scores).items()}
         if not sharding.copy_to_host(_has_choice(scores)):
             # Scores of nan would predict class 0 for every row.
             right = {name: row + np.nan for name, row in right.items()}
             warnings = ("predictions are not finite, so that there is no accuracy",)
         for name, correct in right.items():
-            row = features_lib.average_per_task(parts, correct[np.argsort(order)])
+            row = embedding.average_per_task(parts, correct[np.argsort(order)])
             unjudged = met_only & (np.arange(len(row)) > task)
             rows[name] = np.where(unjudged, np.nan, row)
         judged = right["class_incremental"][:count]

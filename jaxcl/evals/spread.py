@@ -17,9 +17,8 @@ import jax
 import numpy as np
 from etils import epath
 
-from jaxcl import core, metrics, schema, sharding
-from jaxcl.evals import features as features_lib
-from jaxcl.evals import plots
+from jaxcl import core, metrics, plots, schema, sharding
+from jaxcl.evals import embedding
 
 
 @schema.checked("config.evaluators.spread")
@@ -27,7 +26,7 @@ def make(
     parts: core.EvalParts,
     *,
     split: Literal["evaluation", "train"] = "evaluation",
-    features: features_lib.Features = "embedding",
+    features: embedding.Features = "embedding",
 ) -> core.Evaluator:
     """Build the evaluator of intra-class variance and inter-class similarity.
 
@@ -46,11 +45,11 @@ def make(
     Raises:
       Refused: no such split or features; a method without a projection; no labels.
     """
-    parts = features_lib.select_features(parts, "spread", features)
+    parts = embedding.select_features(parts, "spread", features)
     train = parts.stream.dataset.train
     examples = train if split == "train" else parts.stream.evaluation
-    features_lib.check_labels(parts, "spread", *([train] if split == "train" else []))
-    embed = features_lib.make_embedder(parts, examples)
+    embedding.check_labels(parts, "spread", *([train] if split == "train" else []))
+    embed = embedding.make_embedder(parts, examples)
     labels = sharding.replicate(examples.label, parts.mesh)
     present = np.unique(examples.label)
     measures = {
@@ -61,8 +60,8 @@ def make(
     }
 
     def measure(features, labels):
-        given = features, labels, parts.num_classes
-        return {name: function(*given) for name, function in measures.items()}
+        rows = features, labels, parts.num_classes
+        return {name: function(*rows) for name, function in measures.items()}
 
     program = jax.jit(measure, out_shardings=sharding.replicated(parts.mesh))
 
@@ -80,10 +79,10 @@ def draw_last(rows: Sequence[dict], folder: epath.Path) -> None:
     """Draw each class at the last evaluation: KEY_by_class.png.
 
     Args:
-      rows: rows of metrics.jsonl, see `rows.read_rows`.
+      rows: rows of metrics.jsonl, see `log_file.read_rows`.
       folder: an existing folder, which gets the pictures.
     """
-    for key, by_step in features_lib.find_scalars(rows, r"(intra|inter)_(\d+)").items():
+    for key, by_step in embedding.find_scalars(rows, r"(intra|inter)_(\d+)").items():
         last = {name: x for values in by_step.values() for name, x in values.items()}
         classes = range(1 + max(label for _, label in last))
         measures = [

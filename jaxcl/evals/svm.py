@@ -20,8 +20,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from jaxcl import core, schema, sharding
-from jaxcl.evals import features as features_lib
-from jaxcl.evals import tsne
+from jaxcl.evals import embedding, tsne
 
 _Folds = Annotated[int, schema.Range(least=2)]
 _Penalties = Annotated[tuple[schema.Positive, ...], schema.Entries()]
@@ -66,10 +65,10 @@ def make(
       Refused: an option out of its range; rows without a label; a class with too
         few rows for the folds; nothing to measure in any task.
     """
-    features_lib.check_learnable(parts.stream)
+    embedding.check_learnable(parts.stream)
     enough = max_rows is None or max_rows >= folds
     allowed = f"at least {folds} (folds), or None"
-    features_lib.require("svm.max_rows", max_rows, enough, allowed)
+    embedding.require("svm.max_rows", max_rows, enough, allowed)
     dataset, tasks = parts.stream.dataset, range(len(parts.stream.tasks))
     _check_labels(dataset, _join_rows(task.train.rows for task in parts.stream.tasks))
     settings: dict[str, Any] = {"folds": folds, "inner_folds": inner_folds}
@@ -78,8 +77,8 @@ def make(
     ]
     used = _join_rows(rows for of_task in chosen for rows in of_task.values())
     allowed = f"of rows of two classes; none of {len(tasks)} tasks has such"
-    features_lib.require("svm.subsets", subsets, len(used), allowed)
-    embed = features_lib.make_embedder(
+    embedding.require("svm.subsets", subsets, len(used), allowed)
+    embed = embedding.make_embedder(
         parts, dataset.train, rows=used, batch_size=batch_size
     )
     settings |= {"penalties": penalties, "seed": parts.seed}
@@ -89,12 +88,12 @@ def make(
         # Without a subset to judge, nothing is worth embedding.
         features = sharding.copy_to_host(embed(state)) if chosen[task] else None
         for name, rows in chosen[task].items():
-            mine = features[np.searchsorted(used, rows)]
-            if np.isfinite(mine).all():
+            subset = features[np.searchsorted(used, rows)]
+            if np.isfinite(subset).all():
                 labels = dataset.train.label[rows]
-                scalars[name] = nested_accuracy(mine, labels, **settings)
+                scalars[name] = nested_accuracy(subset, labels, **settings)
             else:
-                warnings.append(f"{name}: {features_lib.NOT_FINITE}")
+                warnings.append(f"{name}: {embedding.NOT_FINITE}")
         return core.Result({}, scalars, tuple(warnings))
 
     return evaluate
@@ -159,7 +158,7 @@ def _check_labels(dataset, rows):
     unknown = int((dataset.train.label[rows] < 0).sum())
     what = "a label for every train row of a task: "
     what += f"{unknown} of {len(rows)} rows of {dataset.name} have none (-1)"
-    features_lib.refuse_unless(not unknown, "svm", what)
+    embedding.refuse_unless(not unknown, "svm", what)
 
 
 def _check_classes(labels, classes, where, *, folds, inner_folds):
@@ -175,4 +174,4 @@ def _check_classes(labels, classes, where, *, folds, inner_folds):
         what = f"with inner_folds={inner_folds!r} {least} rows of each class; "
         what += f"of {where} only {count} are of class {label}"
         do = "choose fewer folds or inner_folds, more max_rows, or other subsets"
-        features_lib.refuse_unless(count >= least, f"svm.folds={folds!r}", what, do)
+        embedding.refuse_unless(count >= least, f"svm.folds={folds!r}", what, do)

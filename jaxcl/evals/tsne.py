@@ -7,10 +7,9 @@ import jax
 import numpy as np
 from etils import epath
 
-from jaxcl import core, schema, sharding
+from jaxcl import core, plots, schema, sharding
 from jaxcl.data import stream
-from jaxcl.evals import features as features_lib
-from jaxcl.evals import plots
+from jaxcl.evals import embedding
 
 _FEWEST = 5  # points of a picture
 
@@ -54,17 +53,17 @@ def make(
         than 5 rows in it.
     """
     examples, name = parts.stream.evaluation, parts.stream.dataset.name
-    features_lib.check_labels(parts, "tsne", examples)  # no other is drawn
+    embedding.check_labels(parts, "tsne", examples)  # no other is drawn
     count = stream.count_rows(examples)
     what = f"at least {_FEWEST} evaluation rows; {name} has {count}"
-    features_lib.refuse_unless(count >= _FEWEST, "tsne", what)
+    embedding.refuse_unless(count >= _FEWEST, "tsne", what)
     chosen = draw_rows(examples.label, max_points, parts.seed)
-    embed = features_lib.make_embedder(parts, examples, rows=chosen)
+    embed = embedding.make_embedder(parts, examples, rows=chosen)
 
     def evaluate(state, task: int) -> core.Result:
         features = sharding.copy_to_host(embed(state))
         if not np.isfinite(features).all():
-            return core.Result({}, {}, (features_lib.NOT_FINITE,))
+            return core.Result({}, {}, (embedding.NOT_FINITE,))
         if jax.process_index() == 0:
             folder = epath.Path(directory)
             folder.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from jaxcl import core, schema
 from jaxcl.data.augment import images as augment_images
-from jaxcl.evals import features as features_lib
+from jaxcl.evals import embedding
 
 _EXACT = jax.lax.Precision.HIGHEST  # TF32 would blur distances between near rows
 
@@ -29,7 +29,7 @@ def alignment(first: jax.Array, second: jax.Array) -> jax.Array:
     Args:
       first, second: f32[N, D], embeddings of two views; scaled to length 1 here.
     """
-    gap = features_lib.unit_rows(first) - features_lib.unit_rows(second)
+    gap = embedding.unit_rows(first) - embedding.unit_rows(second)
     return jnp.mean(jnp.sum(gap**2, axis=1))
 
 
@@ -41,7 +41,7 @@ def uniformity(embeddings: jax.Array) -> jax.Array:
     Args:
       embeddings: f32[N, D], N >= 2; scaled to length 1 here.
     """
-    unit = features_lib.unit_rows(embeddings)
+    unit = embedding.unit_rows(embeddings)
     count = len(unit)
     lengths = jnp.sum(unit**2, axis=1)  # 1, or 0 of rows of zeros
     products = jnp.dot(unit, unit.T, precision=_EXACT)
@@ -70,10 +70,10 @@ def make(
     Raises:
       Refused: an option out of its range; fewer than 2 rows.
     """
-    examples, rows = features_lib.sample_rows(parts, "uniformity", max_rows, least=2)
-    images = features_lib.read_images(parts, examples, rows)
+    examples, rows = embedding.sample_rows(parts, "uniformity", max_rows, least=2)
+    images = embedding.read_images(parts, examples, rows)
     augment = augment_images.make(size=parts.size, mean=parts.mean, std=parts.std)
-    embed = features_lib.make_views_embedder(parts, augment, 2)
+    embed = embedding.make_views_embedder(parts, augment, 2)
 
     def evaluate(state, task: int) -> core.Result:
         first, second = embed(state, images)
@@ -82,7 +82,7 @@ def make(
             "uniformity": float(uniformity(first)),
         }
         finite = all(map(math.isfinite, scalars.values()))
-        warnings = () if finite else (features_lib.NOT_FINITE,)
+        warnings = () if finite else (embedding.NOT_FINITE,)
         return core.Result({}, scalars, warnings)
 
     return evaluate

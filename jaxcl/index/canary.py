@@ -10,7 +10,7 @@ from safetensors import numpy as tensors
 from jaxcl.data import storage
 from jaxcl.errors import Refused
 from jaxcl.index import drift, vectors
-from jaxcl.run import folder
+from jaxcl.run import encoder_folder
 
 FILE = "canary.safetensors"
 QUERIES, MEMBERS = 200, 2048
@@ -85,7 +85,7 @@ def read_canary(path: Any) -> Canary:
       OSError: it cannot be read.
     """
     data = epath.Path(path).read_bytes()
-    arrays = folder.read_tensors(data, path)
+    arrays = encoder_folder.read_tensors(data, path)
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     about = json.loads(header.get("__metadata__", {}).get("about", "{}"))
     if not {"queries", "cosines"} <= set(arrays) or "expected" not in about:

@@ -16,7 +16,7 @@ from safetensors import numpy as tensors
 from jaxcl.data import storage
 from jaxcl.errors import Refused
 from jaxcl.index import canary, maps, ways
-from jaxcl.run import folder
+from jaxcl.run import encoder_folder
 
 PAIRS, MAP = "index_pairs.safetensors", "index_map.safetensors"
 
@@ -40,9 +40,9 @@ def name_encoder(source: dict) -> str:
     Args:
       source: description of the checkpoint, see `transfer.restore`.
     """
-    if folder.is_one(source["path"]):
-        card = folder.read_card(source["path"])
-        origin = {"step": 0, "checksum": card["files"][folder.TENSORS]}
+    if encoder_folder.exists_at(source["path"]):
+        card = encoder_folder.read_card(source["path"])
+        origin = {"step": 0, "checksum": card["files"][encoder_folder.TENSORS]}
         source = card.get("checkpoint") or origin
     marks = [source["step"], source["checksum"]]
     return hashlib.sha256(json.dumps(marks).encode()).hexdigest()[:12]
@@ -129,7 +129,7 @@ def read_kit(workdir: Any) -> Kit:
     """
     path = epath.Path(workdir) / PAIRS
     data = path.read_bytes()
-    pairs = folder.read_tensors(data, path)
+    pairs = encoder_folder.read_tensors(data, path)
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     about = json.loads(header.get("__metadata__", {}).get("about", "{}"))
     arrays, card = maps.read_map(epath.Path(workdir) / MAP)

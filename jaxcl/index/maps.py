@@ -26,7 +26,7 @@ from safetensors import numpy as tensors
 from jaxcl import numerics
 from jaxcl.errors import Refused
 from jaxcl.index import drift
-from jaxcl.run import folder
+from jaxcl.run import encoder_folder
 
 FILE = "adapter.safetensors"  # new queries -> the space of an old index
 Map = dict[str, Any]  # names of arrays are those that `map_features` reads
@@ -364,7 +364,7 @@ def read_map(path: Any) -> tuple[Map, dict]:
       OSError: it cannot be read.
     """
     data = epath.Path(path).read_bytes()
-    arrays = check_map(folder.read_tensors(data, path), path)
+    arrays = check_map(encoder_folder.read_tensors(data, path), path)
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     return arrays, json.loads(header.get("__metadata__", {}).get("card", "{}"))
 

@@ -50,8 +50,8 @@ def logsumexp_of_others(logits: jax.Array) -> jax.Array:
     Returns:
       f32[N], -inf if N = 1.
     """
-    own = jnp.eye(logits.shape[0], dtype=bool)
-    return jax.nn.logsumexp(jnp.where(own, -jnp.inf, logits), axis=-1)
+    itself = jnp.eye(logits.shape[0], dtype=bool)
+    return jax.nn.logsumexp(jnp.where(itself, -jnp.inf, logits), axis=-1)
 
 
 def pick_entries(logits: jax.Array, columns: jax.Array) -> jax.Array:
@@ -266,8 +266,8 @@ def diet(logits: jax.Array, index: jax.Array, *, smoothing: float = 0.3) -> jax.
     chex.assert_rank([logits, index], [3, 1])
     chex.assert_equal_shape_prefix([logits, index], 1)
     logs = jax.nn.log_softmax(core.at_least_float32(logits), axis=-1)
-    own = jnp.take_along_axis(logs, index[:, None, None], axis=-1)
-    return -(1 - smoothing) * jnp.mean(own) - smoothing * jnp.mean(logs)
+    targets = jnp.take_along_axis(logs, index[:, None, None], axis=-1)
+    return -(1 - smoothing) * jnp.mean(targets) - smoothing * jnp.mean(logs)
 
 
 def m_hml(
@@ -369,8 +369,8 @@ def sup_con(
         z = jnp.where(exists[:, None], z, 0)
     rows = core.l2_normalize(z)
     logits = core.dot(rows, rows) / temperature
-    own = jnp.eye(rows.shape[0], dtype=bool)
-    positive = (labels[:, None] == labels[None, :]) & ~own
+    itself = jnp.eye(rows.shape[0], dtype=bool)
+    positive = (labels[:, None] == labels[None, :]) & ~itself
     if example_mask is not None:
         positive = positive & exists
         logits = jnp.where(exists, logits, -jnp.inf)

@@ -208,8 +208,8 @@ def cassle_prototypes(
     chex.assert_equal_shape([prototypes, frozen_prototypes])
     p, f = contrastive.interleave(p1, p2), contrastive.interleave(f1, f2)
     learnt = noncontrastive.prototype_cosines(p, prototypes) / temperature
-    kept = noncontrastive.prototype_cosines(f, frozen_prototypes) / temperature
-    targets = jax.nn.softmax(jax.lax.stop_gradient(kept), axis=-1)
+    frozen = noncontrastive.prototype_cosines(f, frozen_prototypes) / temperature
+    targets = jax.nn.softmax(jax.lax.stop_gradient(frozen), axis=-1)
     return -jnp.mean(jnp.sum(targets * jax.nn.log_softmax(learnt, axis=-1), axis=-1))
 
 
@@ -442,9 +442,9 @@ def pnr_supcon(
     f = core.l2_normalize(jax.lax.stop_gradient(contrastive.interleave(f1, f2)))
     labels = jnp.stack([labels, labels], axis=1).reshape(-1)
     same = labels[:, None] == labels
-    own = jnp.eye(labels.size, dtype=bool)
-    positive = same & ~own
-    left_out = same if other_classes else own
+    itself = jnp.eye(labels.size, dtype=bool)
+    positive = same & ~itself
+    left_out = same if other_classes else itself
 
     def compare(anchors, rows, pseudo, scale):
         """Log-sum-exp over other rows, and over pseudo-negatives unless None."""

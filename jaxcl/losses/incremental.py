@@ -116,8 +116,8 @@ def nce_one(
     odds = by_set[0][0] if more_negatives is None else _mixture(*by_set, growth=growth)
     if with_positive:
         return core.masked_mean(jax.nn.softplus(odds), mask)
-    known = odds > _ABSENT / 2
-    return core.masked_mean(jnp.where(known, odds, 0.0), mask)
+    present = odds > _ABSENT / 2
+    return core.masked_mean(jnp.where(present, odds, 0.0), mask)
 
 
 def change_ratio(
@@ -280,9 +280,9 @@ def _check_numbers(temperature=1.0, num_negatives=1, growth=None):
         ("num_negatives", num_negatives),
     ]:
         if isinstance(value, int | float) and not value > 0:
-            raise Refused(f"{field}={value}: must be above 0")
+            raise Refused(field, value, "must be above 0")
     if isinstance(growth, int | float) and not 0 <= growth < 1:
-        raise Refused(f"growth={growth}: must be in [0, 1), new items over all items")
+        raise Refused("growth", growth, "must be in [0, 1), new items over all items")
 
 
 def _log_odds(anchors, positives, sets, temperature, num_negatives, mask):

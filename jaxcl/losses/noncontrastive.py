@@ -76,10 +76,10 @@ def barlow_twins(
     rows, features = z1.shape
     a, b = _standardize(z1), _standardize(z2)
     correlation = core.dot(a.T, b.T) / rows
-    own = jnp.eye(features, dtype=bool)
+    identity = jnp.eye(features, dtype=bool)
     # One weighted sum: the sum of all minus that of the diagonal would lose digits.
-    weight = jnp.where(own, 1.0, off_diagonal)
-    return scale * jnp.sum(weight * jnp.square(correlation - own))
+    weight = jnp.where(identity, 1.0, off_diagonal)
+    return scale * jnp.sum(weight * jnp.square(correlation - identity))
 
 
 def byol(predictions: jax.Array, targets: jax.Array) -> jax.Array:

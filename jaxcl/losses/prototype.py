@@ -87,18 +87,19 @@ def sample_nce(
     chex.assert_shape(old_classes, (classes,))
     exists = _exists(example_mask, rows)
     similarity = _products(prototypes, z, exists) / temperature
-    own = (labels == jnp.arange(classes)[:, None]) & exists
+    members = (labels == jnp.arange(classes)[:, None]) & exists
     candidates = similarity
     if scope != "none":
-        weighted = jnp.ones_like(own) if scope == "all" else ~own
+        weighted = jnp.ones_like(members) if scope == "all" else ~members
         if scope == "old":
             old = old_classes.astype(bool)[:, None]
-            weighted = weighted & old & jnp.any(own & old, axis=0)
-        candidates = similarity + jnp.where(weighted, _log_importance(weights, own), 0)
+            weighted = weighted & old & jnp.any(members & old, axis=0)
+        importance = _log_importance(weights, members)
+        candidates = similarity + jnp.where(weighted, importance, 0)
     candidates = jnp.where(exists, candidates, -jnp.inf)
     total = jax.nn.logsumexp(candidates, axis=1, keepdims=True)
-    loss = jnp.sum(jnp.where(own, total - similarity, 0), axis=0)
-    loss = jnp.where(jnp.any(own, axis=0), loss, _IMPOSSIBLE)
+    loss = jnp.sum(jnp.where(members, total - similarity, 0), axis=0)
+    loss = jnp.where(jnp.any(members, axis=0), loss, _IMPOSSIBLE)
     return core.masked_mean(loss, example_mask)
 
 
@@ -270,15 +271,15 @@ def _exists(mask, rows):
     return mask.astype(bool)
 
 
-def _log_importance(weights, own):
+def _log_importance(weights, members):
     """Return log(1 / (n g)), f32[B]; n counts the rows of the row's class.
 
     Args:
       weights: f32[B], g; no gradient.
-      own: bool[C, B], rows that exist and are of each class.
+      members: bool[C, B], rows that exist and are of each class.
     """
-    count = jnp.sum(own, axis=1, keepdims=True)
-    count = jnp.maximum(jnp.sum(jnp.where(own, count, 0), axis=0), 1)
+    count = jnp.sum(members, axis=1, keepdims=True)
+    count = jnp.maximum(jnp.sum(jnp.where(members, count, 0), axis=0), 1)
     weights = core.at_least_float32(jax.lax.stop_gradient(weights))
     # A row of weight 0 cannot have been drawn; it outweighs all others, finitely.
     weights = jnp.maximum(weights, jnp.finfo(jnp.float32).tiny)

@@ -102,16 +102,16 @@ def cross_entropy(
     chex.assert_rank([logits, labels], [2, 1])
     chex.assert_equal_shape_prefix([logits, labels], 1)
     logits = _zero_masked_rows(core.at_least_float32(logits), example_mask)
-    own = labels[:, None] == jnp.arange(logits.shape[1])
+    is_label = labels[:, None] == jnp.arange(logits.shape[1])
     if class_mask is not None:
         chex.assert_shape(class_mask, logits.shape[-class_mask.ndim :])
         allowed = jnp.broadcast_to(class_mask.astype(bool), logits.shape)
         some = jnp.any(allowed, axis=1)
         example_mask = some if example_mask is None else example_mask * some
-        own, logits = own & allowed, jnp.where(allowed, logits, -jnp.inf)
-    label = jnp.sum(jnp.where(own, logits, 0), axis=1)
+        is_label, logits = is_label & allowed, jnp.where(allowed, logits, -jnp.inf)
+    label = jnp.sum(jnp.where(is_label, logits, 0), axis=1)
     rows = jax.nn.logsumexp(logits, axis=1) - label
-    rows = jnp.where(jnp.any(own, axis=1), rows, _IMPOSSIBLE)
+    rows = jnp.where(jnp.any(is_label, axis=1), rows, _IMPOSSIBLE)
     return core.masked_mean(rows, example_mask)
 
 
@@ -170,8 +170,8 @@ def er_ace(
     chex.assert_shape(seen, incoming_logits.shape[1:])
     seen = seen.astype(bool)
     index = jnp.arange(seen.size)
-    own = _zero_masked_rows(incoming_labels[:, None] == index, incoming_mask)
-    incoming = jnp.any(own, axis=0)
+    is_label = _zero_masked_rows(incoming_labels[:, None] == index, incoming_mask)
+    incoming = jnp.any(is_label, axis=0)
     if form == "code":
         task_of = jnp.zeros_like(index) if task_of is None else task_of
         newest = seen & (task_of == jnp.max(jnp.where(seen, task_of, -1)))
@@ -403,8 +403,8 @@ def icarl(
     teacher = jax.nn.sigmoid(
         core.at_least_float32(jax.lax.stop_gradient(teacher_logits))
     )
-    own = labels[:, None] == jnp.arange(z.shape[1])
-    target = jnp.where(old_classes.astype(bool), teacher, own)
+    is_label = labels[:, None] == jnp.arange(z.shape[1])
+    target = jnp.where(old_classes.astype(bool), teacher, is_label)
     target = _zero_masked_rows(target, example_mask)
     classes = jnp.ones_like(old_classes) if class_mask is None else class_mask
     chex.assert_shape(classes, old_classes.shape)

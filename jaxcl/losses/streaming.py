@@ -49,28 +49,27 @@ def logsumexp(
       1.313
     """
     chex.assert_rank([anchors, rows], 2)
-    own, others = jnp.ones(len(anchors), jnp.int32), jnp.zeros(len(rows), jnp.int32)
-    if groups is not None:
-        own, others = groups
-    others = jnp.asarray(others, jnp.int32)
+    if groups is None:
+        groups = jnp.ones(len(anchors), jnp.int32), jnp.zeros(len(rows), jnp.int32)
+    anchor_groups, row_groups = (jnp.asarray(x, jnp.int32) for x in groups)
     if exists is not None:
-        others = jnp.where(exists, others, _NOBODY)
-    arguments = (anchors, jnp.asarray(own, jnp.int32)), (rows, others)
-    return sharding.on_each(_streamed, *arguments)
+        row_groups = jnp.where(exists, row_groups, _NOBODY)
+    arguments = (anchors, anchor_groups), (rows, row_groups)
+    return sharding.map_per_device(_streamed, *arguments)
 
 
 @jax.custom_vjp
-def _streamed(anchors, own, rows, others):
-    return _forward(anchors, own, rows, others)[0]
+def _streamed(anchors, anchor_groups, rows, row_groups):
+    return _forward(anchors, anchor_groups, rows, row_groups)[0]
 
 
-def _forward(anchors, own, rows, others):
+def _forward(anchors, anchor_groups, rows, row_groups):
     """Compute the log-sum-exps, and keep the arrays for their gradient."""
-    left, tiles = _narrow(anchors, rows), _cut_tiles(anchors, rows, others)
+    left, tiles = _narrow(anchors, rows), _cut_tiles(anchors, rows, row_groups)
 
     def add_tile(carry, tile):
         top, total = carry
-        logits, _ = _logits(left, own, *tile)
+        logits, _ = _logits(left, anchor_groups, *tile)
         larger = jnp.maximum(top, jnp.max(logits, axis=1))
         added = jnp.sum(jnp.exp(logits - larger[:, None]), axis=1)
         return (larger, total * jnp.exp(top - larger) + added), None
@@ -78,24 +77,24 @@ def _forward(anchors, own, rows, others):
     number = core.at_least_float32(left).dtype
     start = jnp.full(len(left), _ABSENT, number), jnp.zeros(len(left), number)
     (top, total), _ = jax.lax.scan(add_tile, start, tiles)
-    found = top + jnp.log(total)
-    return found, (anchors, own, rows, others, found)
+    logsums = top + jnp.log(total)
+    return logsums, (anchors, anchor_groups, rows, row_groups, logsums)
 
 
-def _backward(kept, slope):
+def _backward(residuals, slope):
     """Compute the gradients in anchors and rows, tile by tile."""
-    anchors, own, rows, others, found = kept
+    anchors, anchor_groups, rows, row_groups, logsums = residuals
     left = _narrow(anchors, rows)
     wide = core.at_least_float32(left)
 
     def add_tile(of_anchors, tile):
-        logits, counts = _logits(left, own, *tile)
-        weights = jnp.exp(logits - found[:, None]) * slope[:, None]
+        logits, counts = _logits(left, anchor_groups, *tile)
+        weights = jnp.exp(logits - logsums[:, None]) * slope[:, None]
         weights = jnp.where(counts, weights, 0)
         moved = core.dot(weights, core.at_least_float32(tile[0]).T)
         return of_anchors + moved, core.dot(weights.T, wide.T)
 
-    start, tiles = jnp.zeros_like(wide), _cut_tiles(anchors, rows, others)
+    start, tiles = jnp.zeros_like(wide), _cut_tiles(anchors, rows, row_groups)
     of_anchors, of_rows = jax.lax.scan(add_tile, start, tiles)
     of_rows = of_rows.reshape(-1, rows.shape[1])[: len(rows)]
     return of_anchors.astype(anchors.dtype), None, of_rows.astype(rows.dtype), None
@@ -110,17 +109,17 @@ def _narrow(array, other):
     return array.astype(narrow)
 
 
-def _cut_tiles(anchors, rows, others):
+def _cut_tiles(anchors, rows, row_groups):
     """Cut rows and their groups into tiles; the last ends in rows that do not exist."""
     rows = _narrow(rows, anchors)
     size = min(_TILE, len(rows))
     short = -len(rows) % size
     rows = jnp.pad(rows, ((0, short), (0, 0)))
-    others = jnp.pad(others, (0, short), constant_values=_NOBODY)
-    return rows.reshape(-1, size, rows.shape[1]), others.reshape(-1, size)
+    row_groups = jnp.pad(row_groups, (0, short), constant_values=_NOBODY)
+    return rows.reshape(-1, size, rows.shape[1]), row_groups.reshape(-1, size)
 
 
-def _logits(left, own, rows, others):
+def _logits(left, anchor_groups, rows, row_groups):
     """Compute the logits of a tile, f32[N, T], and which pairs count."""
     products = jnp.matmul(
         left,
@@ -128,5 +127,5 @@ def _logits(left, own, rows, others):
         precision=jax.lax.Precision.HIGH,  # see `core.dot`
         preferred_element_type=core.at_least_float32(left).dtype,
     )
-    counts = (own[:, None] != others) & (others != _NOBODY)
+    counts = (anchor_groups[:, None] != row_groups) & (row_groups != _NOBODY)
     return jnp.where(counts, products, _ABSENT), counts

@@ -49,7 +49,7 @@ def create(example: core.PyTree, capacity: int) -> Buffer:
       Refused: capacity < 1.
     """
     if capacity < 1:
-        raise Refused(f"capacity={capacity}: must be 1 or more")
+        raise Refused("capacity", capacity, "must be 1 or more")
 
     def empty_slots(leaf):
         # A numpy array may have 64 bits, which the device does not store.

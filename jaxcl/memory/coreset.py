@@ -193,11 +193,11 @@ def reselect(
     tasks, chosen = np.unique(task[filled]), np.zeros_like(weight)
     part, number = capacity // max(len(tasks), 1), 0
     for present in tasks:
-        own = filled & (task == present)
-        classes, counts = np.unique(label[own], return_counts=True)
+        members = filled & (task == present)
+        classes, counts = np.unique(label[members], return_counts=True)
         slots = part if present != tasks[-1] else capacity - part * (len(tasks) - 1)
         for class_, budget in zip(classes, share_budget(counts, slots), strict=True):
-            rows, number = np.flatnonzero(own & (label == class_)), number + 1
+            rows, number = np.flatnonzero(members & (label == class_)), number + 1
             if budget == len(rows):
                 chosen[rows] = weight[rows]
             elif budget:

@@ -78,15 +78,15 @@ def choose_in_turn(
 
     def offer_row(carry, row):
         stored, filled = carry
-        key, own, exists = row
+        key, value, exists = row
         k_slot, k_replace = jax.random.split(key)
         weights = jnp.where(stored > 0, jnp.log(stored), -jnp.inf)
         drawn = jax.random.categorical(k_slot, weights)
-        enters = (own < 1) & _new_row_wins(k_replace, stored[drawn], own)
+        enters = (value < 1) & _new_row_wins(k_replace, stored[drawn], value)
         full = jnp.all(filled)
         slot = jnp.where(full, jnp.where(enters, drawn, capacity), jnp.argmin(filled))
         slot = jnp.where(exists, slot, capacity).astype(jnp.int32)
-        stored = stored.at[slot].set(own, mode="drop")
+        stored = stored.at[slot].set(value, mode="drop")
         return (stored, filled.at[slot].set(True, mode="drop")), slot
 
     rows = jax.random.split(key, len(scores)), scores, mask

@@ -152,13 +152,13 @@ def is_safe(
     options = dict(temperature=temperature, score=score, logsumexp=logsumexp)
     before = distinctiveness(incoming, memory, **options)
     # The rows are in two arrays: the mean of q over both comes from the two means.
-    parts, weights = [], []
-    for rows, kept in ((memory, keep[: len(memory)]), (incoming, keep[len(memory) :])):
-        parts.append(-distinctiveness(incoming, rows, filled=kept, **options))
-        weights.append(jnp.sum(kept))
+    means, weights = [], []
+    for rows, mask in ((memory, keep[: len(memory)]), (incoming, keep[len(memory) :])):
+        means.append(-distinctiveness(incoming, rows, filled=mask, **options))
+        weights.append(jnp.sum(mask))
     shares = jnp.stack(weights) / jnp.sum(keep)
     after = -jax.nn.logsumexp(
-        jnp.stack(parts, axis=-1), axis=-1, b=jnp.where(shares > 0, shares, 0)
+        jnp.stack(means, axis=-1), axis=-1, b=jnp.where(shares > 0, shares, 0)
     )
     return (jnp.mean(before) <= jnp.mean(after)) | ~jnp.all(filled)
 

@@ -37,7 +37,7 @@ def herding(features: jax.Array, k: int, mask: jax.Array | None = None) -> jax.A
       Refused: k < 1.
     """
     if k < 1:
-        raise Refused(f"k={k}: must be 1 or more")
+        raise Refused("k", k, "must be 1 or more")
     chex.assert_rank(features, 2)
     count = len(features)
     mask = jnp.ones((count,), bool) if mask is None else jnp.asarray(mask, bool)

@@ -188,17 +188,17 @@ def class_balanced(
       met, full: after the batch.
     """
 
-    def place_row(stored, counts, kept, label, draw):
-        met, full = kept
+    def place_row(stored, counts, state, label, draw):
+        met, full = state
         met = met.at[label].add(met[label] < _MOST)
         free = stored < 0
         filling = jnp.any(free)
         top = jnp.max(counts)
         full = full | (~filling & (counts == top))
         largest = (counts == top)[stored]
-        own = full[label]
-        pool = jnp.where(own, stored == label, largest)
-        span = jnp.where(own, met[label], jnp.sum(pool))
+        is_full = full[label]
+        pool = jnp.where(is_full, stored == label, largest)
+        span = jnp.where(is_full, met[label], jnp.sum(pool))
         slot = jnp.where(filling, jnp.argmax(free), _nth_true(pool, draw(span)))
         return slot, (met, full)
 
@@ -243,11 +243,11 @@ def greedy_balanced(
     classes = len(rank)
 
     def place_row(stored, counts, rank, label, draw):
-        known = jnp.sum(rank < classes)
+        num_met = jnp.sum(rank < classes)
         new = rank[label] == classes
-        fair = buffer.capacity // jnp.maximum(known, 1)
+        fair = buffer.capacity // jnp.maximum(num_met, 1)
         enters = new | (counts[label] < fair)
-        rank = rank.at[label].set(jnp.where(new, known, rank[label]))
+        rank = rank.at[label].set(jnp.where(new, num_met, rank[label]))
         free = stored < 0
         largest = jnp.argmin(jnp.where(counts == jnp.max(counts), rank, classes + 1))
         evicted = _nth_true(stored == largest, draw(counts[largest]))
@@ -277,15 +277,15 @@ def min_redundancy(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
     """
     mask = jnp.asarray(mask, bool)
     chex.assert_rank(mask, 1)
-    held = buffer.items
+    items = buffer.items
     stored = jnp.sum(buffer.filled, dtype=jnp.int32)
     excess = stored + jnp.sum(mask, dtype=jnp.int32) - buffer.capacity
     gone = jax.lax.cond(
         excess > 0,
         lambda: redundancy.find_evicted(
-            held["feature"],
-            held["used"],
-            held["number"],
+            items["feature"],
+            items["used"],
+            items["number"],
             buffer.filled,
             jnp.minimum(excess, stored),
         ),
@@ -352,9 +352,9 @@ def replace_lowest(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
     """
     mask = jnp.asarray(mask, bool)
     chex.assert_rank(mask, 1)
-    held, stored = buffer.items, jnp.sum(buffer.filled, dtype=jnp.int32)
+    items, stored = buffer.items, jnp.sum(buffer.filled, dtype=jnp.int32)
     excess = stored + jnp.sum(mask, dtype=jnp.int32) - buffer.capacity
-    value = loss_aware.score_losses(held["loss"], held["draws"], buffer.filled)
+    value = loss_aware.score_losses(items["loss"], items["draws"], buffer.filled)
     gone = buffer_lib.find_lowest(value, jnp.clip(excess, 0, stored))
     return buffer_lib.free_slots(~buffer.filled | gone, mask)
 
@@ -381,7 +381,7 @@ def replace_in_reservoir(
     """
     mask = jnp.asarray(mask, bool)
     chex.assert_equal_shape([loss, mask])
-    capacity, held = buffer.capacity, buffer.items
+    capacity, items = buffer.capacity, buffer.items
     admitted = reservoir(buffer, key, mask)
 
     def place_row(carry, row):
@@ -395,11 +395,11 @@ def replace_in_reservoir(
         filled = filled.at[slot].set(True, mode="drop")
         return (losses, draws, filled), slot
 
-    carry = held["loss"], held["draws"], buffer.filled
+    carry = items["loss"], items["draws"], buffer.filled
     return jax.lax.scan(place_row, carry, (admitted, loss))[1]
 
 
-def _place_in_turn(buffer, kept, key, label, mask, place):
+def _place_in_turn(buffer, state, key, label, mask, place):
     """Place rows one after another; return their slots and the policy's state.
 
     Only the labels are carried through the loop, not the items.
@@ -412,33 +412,33 @@ def _place_in_turn(buffer, kept, key, label, mask, place):
     mask = jnp.asarray(mask, bool)
     chex.assert_rank(mask, 1)
     chex.assert_equal_shape([label, mask])
-    classes, capacity = len(jax.tree.leaves(kept)[0]), buffer.capacity
+    classes, capacity = len(jax.tree.leaves(state)[0]), buffer.capacity
     stored = jnp.where(buffer.filled, buffer.items["label"], -1)
     index = jnp.where(stored < 0, classes, stored)
     counts = jnp.zeros((classes,), jnp.int32).at[index].add(1, mode="drop")
 
     def place_row(carry, row):
-        stored, counts, kept = carry
+        stored, counts, state = carry
         label, number, exists = row
 
         def draw(span):
             drawn = _draw_below(key, number, jnp.maximum(span, 1).astype(jnp.uint32))
             return drawn.astype(jnp.int32)
 
-        slot, after = place(stored, counts, kept, label, draw)
+        slot, after = place(stored, counts, state, label, draw)
         slot = jnp.where(exists, slot, capacity).astype(jnp.int32)
-        kept = jax.tree.map(lambda new, old: jnp.where(exists, new, old), after, kept)
+        state = jax.tree.map(lambda new, old: jnp.where(exists, new, old), after, state)
         enters = slot < capacity
         evicted = stored[jnp.minimum(slot, capacity - 1)]
         counts = counts.at[evicted].add(-(enters & (evicted >= 0)).astype(jnp.int32))
         counts = counts.at[label].add(enters.astype(jnp.int32))
         stored = stored.at[slot].set(label, mode="drop")
-        return (stored, counts, kept), slot
+        return (stored, counts, state), slot
 
     number = jnp.minimum(_stream_numbers(buffer, mask), _MOST)
-    carry = stored, counts, kept
-    (_, _, kept), slots = jax.lax.scan(place_row, carry, (label, number, mask))
-    return slots, kept
+    carry = stored, counts, state
+    (_, _, state), slots = jax.lax.scan(place_row, carry, (label, number, mask))
+    return slots, state
 
 
 def _nth_true(pool, n):
@@ -505,10 +505,10 @@ def _adapt_policy(function, *takes, counts=(), reads=None, **fields) -> Policy:
     """
 
     def choose(buffer, state, key, items, mask):
-        given = [state[name] for name in counts]
-        given += [key if name == "key" else items[name] for name in takes]
-        found = function(buffer, *given, mask)
-        slots, *after = found if counts else (found,)
+        arguments = [state[name] for name in counts]
+        arguments += [key if name == "key" else items[name] for name in takes]
+        result = function(buffer, *arguments, mask)
+        slots, *after = result if counts else (result,)
         return slots, dict(zip(counts, after, strict=True))
 
     choose.__doc__ = function.__doc__
@@ -570,6 +570,6 @@ def look_up(name: str) -> Policy:
       Refused: naming config.replay.policy and what is allowed.
     """
     field = "config.replay.policy"
-    found = lookup.find_entry(POLICIES, name, field)
-    made = found if name in POLICIES else found()
-    return lookup.check_made(made, Policy, name, field)
+    entry = lookup.find_entry(POLICIES, name, field)
+    policy = entry if name in POLICIES else entry()
+    return lookup.check_made(policy, Policy, name, field)

@@ -24,8 +24,8 @@ def find_minimum(matrix: jax.Array, linear: jax.Array) -> jax.Array:
       linear: f32[K].
     """
     count, info = len(linear), jnp.finfo(linear.dtype)
-    own = jnp.diagonal(matrix)
-    scale = jnp.where(own > 0, jnp.sqrt(own), 1)
+    diagonal = jnp.diagonal(matrix)
+    scale = jnp.where(diagonal > 0, jnp.sqrt(diagonal), 1)
     linear = linear / scale
     size = jnp.max(jnp.abs(linear))
     size = jnp.where(size > 0, size, 1)

@@ -30,11 +30,11 @@ def start_queue(key: jax.Array, size: int, dim: int, views: int = 2) -> Queue:
 
 
 def push_features(
-    held: Queue, features: jax.Array, *, active=True, aligned=True
+    queue: Queue, features: jax.Array, *, active=True, aligned=True
 ) -> Queue:
     """Write features f32[B,V,D] over the oldest rows, see `enqueue`."""
     rows = core.l2_normalize(features).swapaxes(0, 1)
-    return Queue(*enqueue(*held, rows, active=active, aligned=aligned))
+    return Queue(*enqueue(*queue, rows, active=active, aligned=aligned))
 
 
 def enqueue(
@@ -64,7 +64,7 @@ def enqueue(
     size, count = queue.shape[1], rows.shape[1]
     if count > size:
         raise Refused(
-            f"config.method.base.queue_size={size}: must hold a batch, {count} rows"
+            "config.method.base.queue_size", size, f"must hold a batch, {count} rows"
         )
     # The rows are masked: masking the queue would copy all of it.
     if aligned and size % count == 0:  # never wraps: one contiguous write

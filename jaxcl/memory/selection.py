@@ -40,10 +40,10 @@ def proposal(
 
     Source: CCLIS, eq. 11-12, and eq. 36-39.
     """
-    shares, mine, others = _class_probabilities(similarity, labels, seen, mask)
-    rows = jnp.any(mine, axis=0)
+    shares, members, others = _class_probabilities(similarity, labels, seen, mask)
+    rows = jnp.any(members, axis=0)
     uniform = rows / jnp.maximum(jnp.sum(rows), 1)
-    mean = jnp.sum(jnp.where(mine, 0.0, shares), axis=0) / jnp.maximum(others, 1)
+    mean = jnp.sum(jnp.where(members, 0.0, shares), axis=0) / jnp.maximum(others, 1)
     return jnp.where(rows, jnp.where(others > 0, mean, uniform), 0.0)
 
 
@@ -62,8 +62,8 @@ def own_class_term(
       f32[N], 0 where masked, where the row's class is not seen, and where fewer than
       two classes are seen.
     """
-    shares, mine, others = _class_probabilities(similarity, labels, seen, mask)
-    term = jnp.sum(jnp.where(mine, shares, 0.0), axis=0) / jnp.maximum(others, 1)
+    shares, members, others = _class_probabilities(similarity, labels, seen, mask)
+    term = jnp.sum(jnp.where(members, shares, 0.0), axis=0) / jnp.maximum(others, 1)
     return jnp.where(others > 0, term, 0.0)
 
 
@@ -109,7 +109,7 @@ def quotas(
     Source: the authors' code of Co2L and CCLIS.
     """
     if capacity < 1:
-        raise Refused(f"capacity={capacity}: must be 1 or more")
+        raise Refused("capacity", capacity, "must be 1 or more")
     chex.assert_rank(counts, 1)
     chex.assert_equal_shape([counts, old, new])
     k_total, k_old, k_new, k_more = jax.random.split(key, 4)
@@ -117,11 +117,11 @@ def quotas(
     total, rest = jnp.divmod((tasks - 1) * capacity, tasks)
     total = total + (jax.random.randint(k_total, (), 0, tasks) < rest)
     # If an old class has too few rows, new classes get its slots, not old ones.
-    kept = _divide(k_old, total, jnp.where(old, capacity, 0))
-    kept = jnp.minimum(kept, counts)
-    kept += _divide(k_new, capacity - jnp.sum(kept), jnp.where(new, counts, 0))
-    room = jnp.where(old | new, counts - kept, 0)
-    return kept + _divide(k_more, capacity - jnp.sum(kept), room)
+    quota = _divide(k_old, total, jnp.where(old, capacity, 0))
+    quota = jnp.minimum(quota, counts)
+    quota += _divide(k_new, capacity - jnp.sum(quota), jnp.where(new, counts, 0))
+    room = jnp.where(old | new, counts - quota, 0)
+    return quota + _divide(k_more, capacity - jnp.sum(quota), room)
 
 
 def choose(
@@ -153,7 +153,7 @@ def choose(
     """
     labels, quota = jnp.asarray(labels, jnp.int32), jnp.asarray(quota, jnp.int32)
     chex.assert_rank([labels, quota], 1)
-    mine = _members(labels, mask, len(quota))
+    members = _members(labels, mask, len(quota))
     # "high": with 23 random bits, ties at the top would favour the first rows.
     score = jax.random.gumbel(key, labels.shape, jnp.float32, mode="high")
     late = jnp.zeros(labels.shape, bool)
@@ -161,7 +161,7 @@ def choose(
         chex.assert_equal_shape([labels, weights])
         late = ~(weights > 0)
         score += jnp.log(jnp.where(late, 1.0, weights))
-    pool = jnp.where(jnp.any(mine, axis=0), labels, len(quota))
+    pool = jnp.where(jnp.any(members, axis=0), labels, len(quota))
     order = jnp.lexsort((-score, late, pool))
     pool = pool[order]
     turn = jnp.arange(len(pool)) - jnp.searchsorted(pool, pool)
@@ -185,11 +185,11 @@ def within_class(
     """
     chex.assert_equal_shape([weights, labels])
     # A scatter would add in an arbitrary order on a GPU.
-    mine = _members(labels, mask, num_classes)
-    rows = jnp.any(mine, axis=0)
-    sums = jnp.sum(jnp.where(mine, weights, 0.0), axis=1)
+    members = _members(labels, mask, num_classes)
+    rows = jnp.any(members, axis=0)
+    sums = jnp.sum(jnp.where(members, weights, 0.0), axis=1)
     index = jnp.where(rows, labels, 0)
-    uniform = 1.0 / jnp.maximum(jnp.sum(mine, axis=1), 1)
+    uniform = 1.0 / jnp.maximum(jnp.sum(members, axis=1), 1)
     sums, uniform = sums[index], uniform[index]
     shares = weights / jnp.where(sums > 0, sums, 1.0)
     return jnp.where(rows, jnp.where(sums > 0, shares, uniform), 0.0)
@@ -208,12 +208,12 @@ def _class_probabilities(similarity, labels, seen, mask):
     chex.assert_equal_shape_prefix([similarity, seen], 1)
     chex.assert_shape([labels, mask], (similarity.shape[1],))
     similarity = jax.lax.stop_gradient(similarity)
-    mine = _members(labels, mask, len(seen))
-    live = jnp.any(mine, axis=0) & seen[:, None]
+    members = _members(labels, mask, len(seen))
+    live = jnp.any(members, axis=0) & seen[:, None]
     # With -inf a softmax over no live entry would be nan.
     logits = jnp.where(live, similarity, jnp.finfo(similarity.dtype).min)
     shares = jnp.where(live, jax.nn.softmax(logits, axis=1), 0.0)
-    return shares, mine, jnp.sum(seen, dtype=jnp.int32) - 1
+    return shares, members, jnp.sum(seen, dtype=jnp.int32) - 1
 
 
 def _divide(key, amount, room):

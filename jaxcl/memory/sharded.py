@@ -77,7 +77,7 @@ class SplitRows(NamedTuple):
 def count_shards(replay: core.Replay) -> int:
     """Count the devices that share the memory; 1 if each holds all of it."""
     mesh = sharding.current()
-    return sharding.sharers(mesh) if replay.sharded and mesh is not None else 1
+    return sharding.num_row_shards(mesh) if replay.sharded and mesh is not None else 1
 
 
 def create(example: core.PyTree, replay: core.Replay) -> buffer.Buffer | Shards:
@@ -87,11 +87,11 @@ def create(example: core.PyTree, replay: core.Replay) -> buffer.Buffer | Shards:
       example: one item, as in `buffer.create`.
       replay: core.Replay, with the slots of all devices and whether they are split.
     """
-    whole = buffer.create(example, replay.capacity)
+    memory = buffer.create(example, replay.capacity)
     if not replay.sharded:
-        return whole
+        return memory
     seen = jnp.zeros((count_shards(replay),), jnp.int32)
-    return sharding.spread(Shards(whole.items, whole.filled, seen))
+    return sharding.shard_rows_in_jit(Shards(memory.items, memory.filled, seen))
 
 
 def find_policy(replay: core.Replay) -> policies.Policy:
@@ -109,19 +109,20 @@ def find_policy(replay: core.Replay) -> policies.Policy:
     if not replay.sharded:
         return policy
 
-    def choose(memory, kept, key, items, mask):
-        return sharding.on_each(choose_on_device, (memory, kept, items, mask), (key,))
+    def choose(memory, state, key, items, mask):
+        rows = memory, state, items, mask
+        return sharding.map_per_device(choose_on_device, rows, (key,))
 
-    def choose_on_device(memory, kept, items, mask, key):
+    def choose_on_device(memory, state, items, mask, key):
         memory, key = _read_shard(memory), _fold_device(key)
-        own = jax.tree.map(lambda x: x[0], kept.each)
-        slots, own = policy.choose(memory, own, key, items, mask)
-        return slots, ShardedPolicyState(jax.tree.map(lambda x: x[None], own))
+        local_state = jax.tree.map(lambda x: x[0], state.each)
+        slots, local_state = policy.choose(memory, local_state, key, items, mask)
+        return slots, ShardedPolicyState(jax.tree.map(lambda x: x[None], local_state))
 
     def start(num_classes, num_tasks):
-        own, count = policy.start(num_classes, num_tasks), count_shards(replay)
-        each = jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), own)
-        return sharding.spread(ShardedPolicyState(each))
+        shard, count = policy.start(num_classes, num_tasks), count_shards(replay)
+        each = jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), shard)
+        return sharding.shard_rows_in_jit(ShardedPolicyState(each))
 
     def least(num_classes, num_tasks):
         return policy.least(num_classes, num_tasks) * count_shards(replay)
@@ -148,10 +149,10 @@ def write_rows(
         return buffer.write(memory, slots, items, mask)
 
     def write_on_device(memory, *rows):
-        own = buffer.write(_read_shard(memory), *rows)
-        return Shards(own.items, own.filled, own.seen[None])
+        shard = buffer.write(_read_shard(memory), *rows)
+        return Shards(shard.items, shard.filled, shard.seen[None])
 
-    return sharding.on_each(write_on_device, (memory, slots, items, mask), ())
+    return sharding.map_per_device(write_on_device, (memory, slots, items, mask), ())
 
 
 def sample(
@@ -185,7 +186,7 @@ def sample(
         memory, key = _read_shard(memory), _fold_device(key)
         return buffer.sample(memory, key, count, log_weights=log_weights)
 
-    return sharding.on_each(sample_on_device, (memory, log_weights), (key,))
+    return sharding.map_per_device(sample_on_device, (memory, log_weights), (key,))
 
 
 def on_each_device(replay: core.Replay, function: Callable, *trees: core.PyTree):
@@ -196,7 +197,9 @@ def on_each_device(replay: core.Replay, function: Callable, *trees: core.PyTree)
       function: function (*trees) -> arrays with rows; it sends nothing.
       trees: pytrees of arrays whose axis 0 is split as the memory is.
     """
-    return sharding.on_each(function, trees, ()) if replay.sharded else function(*trees)
+    if replay.sharded:
+        return sharding.map_per_device(function, trees, ())
+    return function(*trees)
 
 
 def _read_shard(memory: Shards) -> buffer.Buffer:
@@ -207,6 +210,6 @@ def _read_shard(memory: Shards) -> buffer.Buffer:
 def _fold_device(key: jax.Array) -> jax.Array:
     """Return a key for each device; with one device the key itself."""
     mesh = sharding.current()
-    if mesh is None or sharding.sharers(mesh) == 1:
+    if mesh is None or sharding.num_row_shards(mesh) == 1:
         return key
     return jax.random.fold_in(key, jax.lax.axis_index(sharding.AXIS))

@@ -86,8 +86,8 @@ def make_rule(projections: int, ridge: float) -> frozen.Rule:
 
     def scores(state, features):
         hidden = ranpac.project(state.projection, features)
-        found = jnp.matmul(hidden, state.weights, precision="highest")
-        return frozen.known_only(found, state.counts)
+        logits = jnp.matmul(hidden, state.weights, precision="highest")
+        return frozen.known_only(logits, state.counts)
 
     return frozen.Rule(start, add, scores)
 

@@ -52,7 +52,7 @@ def make(
         gradient = project(gradient, reference) + (reference if plus else 0.0)
         return *online.apply_grads(parts, state, value, stats, restore(gradient)), {}
 
-    return online.make_method(parts, net, update, limit=False)
+    return online.make_method(parts, net, update, seen_only=False)
 
 
 def project(gradient: jax.Array, reference: jax.Array) -> jax.Array:

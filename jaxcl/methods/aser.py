@@ -64,10 +64,10 @@ def make(
     if keep == "shapley":
         _check_sizes(parts.replay, parts.num_classes, per_class)
     net = online.build_network(parts, head)
-    judge = Selector(parts, net, variant, neighbours, per_class, minority)
+    selector = Selector(parts, net, variant, neighbours, per_class, minority)
 
     def update(state, incoming, key):
-        rows = incoming, judge.retrieve(state, incoming, key)
+        rows = incoming, selector.retrieve(state, incoming, key)
         if form == "code":
             rows = (online.join_rows(*rows),)
 
@@ -76,8 +76,8 @@ def make(
 
         return *online.descend(parts, net, state, loss), {}
 
-    write = judge.write if keep == "shapley" else None
-    return online.make_method(parts, net, update, write=write, limit=False)
+    write = selector.write if keep == "shapley" else None
+    return online.make_method(parts, net, update, write=write, seen_only=False)
 
 
 def _check_sizes(replay: core.Replay, num_classes, per_class):
@@ -118,8 +118,8 @@ class Selector(NamedTuple):
 
     def features(self, state: core.TrainState, *images: jax.Array) -> list[jax.Array]:
         """Embed each of the parts u8[R,H,W,C] in one pass, f32[R,D]."""
-        rows = sharding.spread(jnp.concatenate(images))
-        rows = self.parts.plain(rows)
+        rows = sharding.shard_rows_in_jit(jnp.concatenate(images))
+        rows = self.parts.eval_transform(rows)
         outputs, _ = self.net(state.params, state.stats, rows, train=False)
         ends = list(itertools.accumulate(map(len, images)))
         return jnp.split(outputs.features, ends[:-1])

@@ -52,11 +52,12 @@ def make(
     """Train by sample-NCE and PRD, on a memory chosen near other classes' prototypes.
 
     Args:
-      temperature: of Sample-NCE, and of the scores that choose the memory.
-      weight: of PRD, lambda; 0: without PRD.
-      distill_temperature, past_temperature: of PRD, kappa of student and teacher.
+      temperature: temperature of Sample-NCE, and of the scores that choose the memory.
+      weight: weight of PRD, lambda; 0: without PRD.
+      distill_temperature, past_temperature: temperatures of PRD, kappa of student and
+        teacher.
       distill_over: "old", the classes of earlier tasks, or all "seen".
-      scope: which candidates have weights, see `prototype.sample_nce`; "none" is plain
+      scope: candidates that have weights, see `prototype.sample_nce`; "none" is plain
         prototype NCE.
       keep: "importance" draws the rows to keep by `prototype.proposal`, which is also
         g of the weights; "uniform" draws them uniformly, and g is 1 over the pool.
@@ -66,12 +67,13 @@ def make(
       share: share of stored rows in a batch; None: their share of all rows.
       memory_size: rows kept.
       prototype_rate: learning rate of the prototypes, at the peak of the schedule.
-      hidden_dim, output_dim: of the projector; None: as wide as the encoder's features.
+      hidden_dim, output_dim: widths of the projector; None: as wide as the encoder's
+        features.
 
     Raises:
       Refused: naming field, value and range.
     """
-    net = rehearsal.network(
+    net = rehearsal.build_network(
         parts, hidden_dim=hidden_dim, output_dim=output_dim, prototypes=True
     )
 
@@ -116,9 +118,9 @@ def make(
                 value += weight * relations(state, z, teacher_z, params["prototypes"])
             return value, stats
 
-        rates = parts.curve(prototype_rate), parts.lr
-        own, lr = (rate(core.progress(state), state.task) for rate in rates)
-        shares = {"prototypes": own / jnp.where(lr > 0, lr, 1)}
+        rates = parts.schedule_with_peak(prototype_rate), parts.lr
+        prototype_lr, lr = (rate(core.progress(state), state.task) for rate in rates)
+        shares = {"prototypes": prototype_lr / jnp.where(lr > 0, lr, 1)}
         state, stats, metrics = core.descend(parts, state, loss, shares)
         return state.replace(stats=stats), metrics
 
@@ -134,12 +136,12 @@ def make(
             leftover=leftover,
         )
 
-    return rehearsal.method(
+    return rehearsal.make_method(
         parts,
         net,
         step,
         memory_size=memory_size,
-        mixed=functools.partial(rehearsal.stratified, share=share),
+        mix_sources=functools.partial(rehearsal.stratified, share=share),
         score=score_rows if keep == "importance" else None,
     )
 
@@ -160,9 +162,9 @@ def embed_views(
     """Embed images under new augmentation in each pass, in evaluation mode.
 
     Args:
-      parts: what the config builds.
+      parts: components that the config builds.
       net: the network.
-      state: its parameters and statistics.
+      state: state with the network's parameters and statistics.
       key: threefry key of the views.
       images: u8[N,H,W,C].
       passes: views of each image.
@@ -177,7 +179,7 @@ def embed_views(
     padded = padded.reshape(steps, size, *images.shape[1:])
 
     def embed_pass(number):
-        rows = sharding.spread(padded[number % steps])
+        rows = sharding.shard_rows_in_jit(padded[number % steps])
         view = parts.augment(jax.random.fold_in(key, number), rows)[:, 0]
         return net(state.params, state.stats, view, train=False)[0]
 

@@ -50,19 +50,21 @@ def make(
     Rows of the present task's classes are anchors; stored ones are their negatives.
 
     Args:
-      temperature: of the contrastive loss.
+      temperature: temperature of the contrastive loss.
       loss_scale: factor of the contrastive loss; None: temperature / 0.07.
-      weight: of IRD, lambda; 0: without IRD.
-      distill_temperature, past_temperature: of IRD, kappa of student and teacher.
+      weight: weight of IRD, lambda; 0: without IRD.
+      distill_temperature, past_temperature: temperatures of IRD, kappa of student and
+        teacher.
       frozen_bn: "batch" or "running" statistics in the teacher.
       memory_size: rows kept.
-      hidden_dim, output_dim: of the projector; None: as wide as the encoder's features.
+      hidden_dim, output_dim: widths of the projector; None: as wide as the encoder's
+        features.
 
     Raises:
       Refused: naming field, value and range.
     """
     frozen_train = frozen_bn == "batch"
-    net = rehearsal.network(
+    net = rehearsal.build_network(
         parts, hidden_dim=hidden_dim, output_dim=output_dim, prototypes=False
     )
 
@@ -97,12 +99,12 @@ def make(
         state, stats, metrics = core.descend(parts, state, loss)
         return state.replace(stats=stats), metrics
 
-    return rehearsal.method(
+    return rehearsal.make_method(
         parts,
         net,
         step,
         memory_size=memory_size,
-        mixed=rehearsal.mix_rows,
+        mix_sources=rehearsal.mix_rows,
     )
 
 

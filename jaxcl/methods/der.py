@@ -86,7 +86,7 @@ def make(
         return state, metrics | measured, {"logits": logits}
 
     return online.make_method(
-        parts, net, update, items=lambda logits: {"logits": logits}, limit=ace
+        parts, net, update, items=lambda logits: {"logits": logits}, seen_only=ace
     )
 
 
@@ -101,8 +101,8 @@ def several(
     """Draw `count` times config.replay.size rows.
 
     Args:
-      parts: what the config builds.
-      memory: what is drawn from, of at least `count` slots.
+      parts: components that the config builds.
+      memory: memory that is drawn from, with at least `count` slots.
       key: threefry key.
       count: number of draws.
       disjoint: no row is in two draws; each draw gets its share of the existing rows.

@@ -58,4 +58,4 @@ def make(
 
         return *online.descend(parts, net, state, loss), {}
 
-    return online.make_method(parts, net, update, limit=unseen == "absent")
+    return online.make_method(parts, net, update, seen_only=unseen == "absent")

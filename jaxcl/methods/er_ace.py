@@ -15,7 +15,7 @@ Departures:
 from jaxcl import core, schema
 from jaxcl.losses import replay as losses
 from jaxcl.methods import online
-from jaxcl.methods.online import teacher as teacher_lib
+from jaxcl.methods.online import distillation
 
 
 @schema.checked("config.method")
@@ -53,4 +53,4 @@ def make(
 
     if form == "paper":
         return online.make_method(parts, net, update)
-    return teacher_lib.by_task(parts, net, update, distill=False, limit=False)
+    return distillation.by_task(parts, net, update, distill=False, seen_only=False)

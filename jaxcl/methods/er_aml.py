@@ -48,8 +48,8 @@ def make(
       negatives: "incoming" takes negatives from the classes of the incoming batch,
         which does not push away old classes; "all" from any other class.
       gamma: weight of the triplet loss.
-      margin: of the triplet loss.
-      temperature: of "sup_con".
+      margin: margin of the triplet loss.
+      temperature: temperature of "sup_con".
     """
     net = online.build_network(parts, head)
 
@@ -108,7 +108,7 @@ def make(
 
         return *online.descend(parts, net, state, value_of), {}
 
-    return online.make_method(parts, net, update, limit=form == "paper")
+    return online.make_method(parts, net, update, seen_only=form == "paper")
 
 
 def _rows_of(parts, key, picked, memory, incoming, task):
@@ -154,9 +154,9 @@ def pick_pairs(
     count, capacity = len(labels), len(memory_labels)
     pool = jnp.concatenate([memory_labels, labels])
     exists = jnp.concatenate([filled, jnp.ones(count, bool)])
-    own = capacity + jnp.arange(count)
+    itself = capacity + jnp.arange(count)
     same = labels[:, None] == pool
-    positive = same & exists & (jnp.arange(capacity + count) != own[:, None])
+    positive = same & exists & (jnp.arange(capacity + count) != itself[:, None])
     negative = ~same & exists
     if negatives == "incoming":
         negative &= jnp.any(pool[:, None] == labels, axis=1)
@@ -164,5 +164,5 @@ def pick_pairs(
     noise = jax.random.gumbel(key, allowed.shape, mode="high")
     drawn = jnp.argmax(jnp.where(allowed, noise, -jnp.inf), axis=2)
     possible = jnp.any(allowed, axis=2)
-    rows = jnp.where(possible, drawn, own[:, None])
+    rows = jnp.where(possible, drawn, itself[:, None])
     return Picked(rows, jnp.all(possible, axis=1), pool[rows[:, 1]])

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jaxcl import core, schema
 from jaxcl.losses import replay as losses
 from jaxcl.methods import online
-from jaxcl.methods.online import teacher as teacher_lib
+from jaxcl.methods.online import distillation
 
 
 @schema.checked("config.method")
@@ -40,10 +40,11 @@ def make(
 
     Args:
       head: "linear" or "cosine".
-      replay_from: as for `er`.
+      replay_from: rows that may be replayed, as for `er`.
       form: "paper" or "code", see above.
-      weight: of the distillation, the survey's alpha.
-      temperature: of the distillation; the term is not multiplied by its square.
+      weight: weight of the distillation, the survey's alpha.
+      temperature: temperature of the distillation; the term is not multiplied by its
+        square.
     """
     net, paper = online.build_network(parts, head), form == "paper"
 
@@ -52,10 +53,10 @@ def make(
         allowed = online.replayable(replay_from, state, incoming)
         replayed = online.draw_rows(parts, extra.memory, key, allowed=allowed)
         rows = online.join_rows(incoming, replayed)
-        (told,) = teacher_lib.ask_teacher(net, extra.teacher, rows, train=not paper)
-        held = task_of < state.task if paper else task_of > 0
+        (answers,) = distillation.ask_teacher(net, extra.teacher, rows, train=not paper)
+        is_old = task_of < state.task if paper else task_of > 0
         # The classes that are held are one group.
-        group = jnp.where(held & (task_of >= 0), 0, -1)
+        group = jnp.where(is_old & (task_of >= 0), 0, -1)
 
         def loss(params):
             out, stats = net(params, state.stats, rows.images, train=True)
@@ -64,7 +65,7 @@ def make(
             )
             value += weight * losses.task_distillation(
                 out.logits,
-                told,
+                answers,
                 group,
                 temperature=temperature,
                 example_mask=rows.mask,
@@ -73,4 +74,4 @@ def make(
 
         return *online.descend(parts, net, state, loss), {}
 
-    return teacher_lib.by_task(parts, net, update)
+    return distillation.by_task(parts, net, update)

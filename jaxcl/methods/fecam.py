@@ -140,8 +140,8 @@ def make_rule(
             return jnp.sum(pulled * pulled, axis=0)
 
         factors = jnp.broadcast_to(factors, (len(means), *factors.shape[1:]))
-        found = jax.lax.map(lambda pair: distance(*pair), (means, factors))
-        return frozen.known_only(-found.T, counts)
+        distances = jax.lax.map(lambda pair: distance(*pair), (means, factors))
+        return frozen.known_only(-distances.T, counts)
 
     return frozen.Rule(start, add, scores, fit)
 

@@ -30,5 +30,5 @@ def make(
         return *online.descend(parts, net, state, loss), {}
 
     return online.make_method(
-        parts, net, update, limit=False, remembers=False, labelled=double
+        parts, net, update, seen_only=False, has_memory=False, labelled=double
     )

@@ -56,7 +56,7 @@ def make_method(parts: core.Parts, rule: Rule) -> core.Method:
     """Make the method of a rule. It reads neither config.optimizer nor config.schedule.
 
     Args:
-      parts: from the config.
+      parts: components that the config builds.
       rule: the classifier on the features.
 
     Raises:
@@ -67,14 +67,14 @@ def make_method(parts: core.Parts, rule: Rule) -> core.Method:
 
     def init(key, batch):
         k_state, k_net, k_rule = jax.random.split(key, 3)
-        images = parts.plain(batch["image"][:1])
+        images = parts.eval_transform(batch["image"][:1])
         params, stats = nets.init(k_net, images)
         outputs, _ = jax.eval_shape(lambda: nets(params, stats, images, train=False))
         extra = Extra(rule.start(k_rule, outputs.shape[1], parts.num_classes))
         return core.new_state(k_state, params, stats, optax.identity(), extra)
 
     def step(state, batch):
-        features = nets.embed(state, parts.plain(batch["image"]))
+        features = nets.embed(state, parts.eval_transform(batch["image"]))
         mask = (batch["index"] >= 0) & (batch["label"] >= 0)
         rows = Rows(
             jnp.where(mask[:, None], core.at_least_float32(features), 0),

@@ -69,8 +69,8 @@ def make(
       head: "linear" or "cosine".
       alpha: weight of the squared differences to stored logits.
       beta: weight of the cross-entropy of replayed rows.
-      ridge: of the selection, in units of squared gradients; classes with gradients
-        that are small compared with it get small weights.
+      ridge: ridge of the selection, in units of squared gradients; classes with
+        gradients that are small compared with it get small weights.
       candidates: rows of the reservoir; None: config.replay.capacity.
 
     Raises:
@@ -91,7 +91,7 @@ def make(
         write=_write_candidates,
         extra=extra,
         end_task=_selection(parts, net, **terms, ridge=ridge),
-        limit=False,
+        seen_only=False,
         items=lambda logits: {"logits": logits, "weight": jnp.zeros(())},
     )
 
@@ -194,7 +194,7 @@ def _pool_of(parts, net, state):
     filled = jnp.concatenate([b.filled for b in buffers])
 
     def features(image):
-        images = parts.plain(image[None])
+        images = parts.eval_transform(image[None])
         return net(state.params, state.stats, images, train=False)[0].features[0]
 
     return items, filled, jax.lax.map(features, items["image"], batch_size=256)
@@ -224,12 +224,12 @@ def gradients(
 
     Args:
       net: maps features to logits by `head`.
-      head: its parameters.
+      head: parameters of the head.
       features: f32[N,D].
       logits: f32[N,C], stored.
       labels: i32[N].
       weights: f32[N], w.
-      alpha, beta: see `make`.
+      alpha, beta: weights of the two losses, see `make`.
     """
 
     def loss(head, feature, stored, label):

@@ -62,10 +62,10 @@ def make(
       lr: start of the cosine, in passes 1, 2, 4, 8 ...; pass 0 has a tenth of it.
       end_lr: end of the cosine before each restart.
       schedule: "restarts" is this cosine; "constant" is `lr` in every pass.
-      momentum, weight_decay: of SGD.
+      momentum, weight_decay: settings of SGD.
       clip: norm above which a gradient is scaled down.
       cutmix: probability that the images of a batch are mixed, see `cut_mix`.
-      cutmix_alpha: of the Beta distribution of the share that an image keeps.
+      cutmix_alpha: parameter of the Beta distribution of the share that an image keeps.
 
     Raises:
       Refused: naming field, value and range.
@@ -95,7 +95,8 @@ def make(
         params, stats = fit_memory(key, memory, count)
         return state.replace(params=params, stats=stats)
 
-    return online.make_method(parts, net, _only_count, eval_state=eval_state)
+    method = online.make_method(parts, net, _only_count, eval_state=eval_state)
+    return method._replace(embeds="fit")
 
 
 def _check_replay(replay: core.Replay, balanced: bool) -> None:
@@ -152,7 +153,7 @@ def build_fit(fit: _Fit, rates: list[float]) -> Callable:
 
 
 def _start_network(fit, key, images):
-    params, stats = fit.net.init(key, fit.parts.plain(images[:1]))
+    params, stats = fit.net.init(key, fit.parts.eval_transform(images[:1]))
     return params, stats, fit.tx.init(params)
 
 
@@ -224,9 +225,9 @@ def batch_of(order: jax.Array, memory: buffer.Buffer, number: jax.Array, size: i
     """Return batch `number` of a pass over the memory.
 
     Args:
-      order: of `shuffle`.
+      order: result of `shuffle`.
       memory: the stored rows.
-      number: of the batch.
+      number: number of the batch.
       size: rows of a batch.
 
     Returns:
@@ -252,7 +253,7 @@ def cut_mix(
       key: threefry key.
       images: f32[B,H,W,C].
       label: i32[B].
-      probability: that the batch is mixed at all.
+      probability: probability that the batch is mixed at all.
       alpha: the box has a share of 1 - Beta(alpha, alpha) of the area, minus its part
         outside the image, in whole pixels.
 

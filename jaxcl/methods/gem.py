@@ -79,7 +79,7 @@ def make(
             grads = restore(gradient)
         return *online.apply_grads(parts, state, value, stats, grads), {}
 
-    return online.make_method(parts, net, update, limit=False)
+    return online.make_method(parts, net, update, seen_only=False)
 
 
 def _compute_past_gradients(parts, slope, state, stats, key, size):
@@ -131,7 +131,7 @@ def project(
       gradient: f32[P].
       memory_gradients: f32[K,P], one row per past task.
       margin: lower bound of v, at least 0.
-      ridge: on the diagonal, at least 0.
+      ridge: number added to the diagonal, at least 0.
       mask: bool[K], rows that exist; the others have no effect. None: all exist.
 
     Returns:

@@ -58,8 +58,8 @@ def make(
       head: "linear" or "cosine".
       form: "paper" or "code", see `diversity.choose_in_turn` and
         `diversity.choose_at_once`.
-      gradients: with respect to "all" parameters or to those of the "head"; the latter
-        costs two forward passes and none backward.
+      gradients: gradients with respect to "all" parameters or to those of the "head";
+        the latter costs two forward passes and none backward.
       vectors: gradients of disjoint stored rows to compare with; fewer while the memory
         holds fewer rows.
       rows: stored rows of a gradient; None: 1 under "paper", config.replay.size under
@@ -86,16 +86,16 @@ def make(
         size = min(rows, memory.capacity)
         count = min(vectors, memory.capacity // size)
         past = _references(parts, gradients_of, memory, k_draw, count, size)
-        images, label = parts.plain(batch["image"]), batch["label"]
+        images, label = parts.eval_transform(batch["image"]), batch["label"]
         ones = jnp.ones(label.shape, bool)
 
-        own = gradients_of(images[:, None], label[:, None], ones[:, None])
-        scores = diversity.similarity_score(own, *past)
+        row_gradients = gradients_of(images[:, None], label[:, None], ones[:, None])
+        scores = diversity.similarity_score(row_gradients, *past)
         stored = memory.items["score"], memory.filled
         if form == "paper":
             return scores, diversity.choose_in_turn(k_choose, *stored, scores)
-        whole = gradients_of(images[None], label[None], ones[None])
-        batch_score = diversity.similarity_score(whole, *past)[0]
+        batch_gradient = gradients_of(images[None], label[None], ones[None])
+        batch_score = diversity.similarity_score(batch_gradient, *past)[0]
         return scores, diversity.choose_at_once(k_choose, *stored, scores, batch_score)
 
     def write_batch(state, key, batch, _):
@@ -110,7 +110,7 @@ def make(
         net,
         update,
         write=write_batch,
-        limit=False,
+        seen_only=False,
         items=lambda logits: {"score": jnp.zeros((), jnp.float32)},
     )
 
@@ -148,9 +148,9 @@ def group_gradients(
     """Return gradients of the mean cross-entropy of each group of rows, f32[N, P].
 
     Args:
-      parts: what the config builds.
+      parts: components that the config builds.
       net: the network, in evaluation mode.
-      state: its parameters and statistics.
+      state: state with the network's parameters and statistics.
       gradients: "all" or "head", see `make`.
       images: f32[N,R,H,W,C].
       labels: i32[N,R].

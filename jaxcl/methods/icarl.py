@@ -21,8 +21,7 @@ import jax.numpy as jnp
 from jaxcl import core, schema
 from jaxcl.losses import replay as losses
 from jaxcl.methods import online
-from jaxcl.methods.online import means as means_lib
-from jaxcl.methods.online import teacher as teacher_lib
+from jaxcl.methods.online import distillation, means
 
 
 @schema.checked("config.method")
@@ -55,7 +54,7 @@ def make(
         replayed = online.draw_rows(parts, extra.memory, key, allowed=past)
         rows = incoming, replayed
         taught = rows if paper else (replayed,)
-        teacher_logits = teacher_lib.ask_teacher(net, extra.teacher, *taught)
+        teacher_logits = distillation.ask_teacher(net, extra.teacher, *taught)
 
         def loss(params):
             outputs, stats = net.pass_together(params, state.stats, *rows)
@@ -64,8 +63,8 @@ def make(
 
         return *online.descend(parts, net, state, loss), {}
 
-    nearest = means_lib.Nearest(parts, net, unit=paper, mirror=mirror)
-    return teacher_lib.by_task(parts, net, update, **nearest.make_hooks())
+    nearest = means.Nearest(parts, net, unit=paper, mirror=mirror)
+    return distillation.by_task(parts, net, update, **nearest.make_hooks())
 
 
 def _binary_cross_entropy(outputs, rows, teacher_logits, old, classes):

@@ -69,18 +69,18 @@ def make_rule(memory_size: int, lr: float, steps: int) -> frozen.Rule:
         return Learner(layer, moments, counts, memory, key)
 
     def add_rows(learner, rows):
-        own = {"features": rows.features, "label": rows.label}
+        items = {"features": rows.features, "label": rows.label}
         counts = learner.counts + frozen.count_rows(rows, len(learner.counts))
         moments, memory = observe(learner.moments, rows), learner.memory
         k_slots, k_draws = jax.random.split(learner.key)
         k_draws = jax.random.fold_in(k_draws, moments.count)
 
         def step(layer, k_draw):
-            batch, mask = own, rows.mask
+            batch, mask = items, rows.mask
             if memory_size:
                 count = min(len(rows.label), memory_size)
                 drawn, there, _ = buffer.sample(memory, k_draw, count)
-                batch = jax.tree.map(lambda *x: jnp.concatenate(x), own, drawn)
+                batch = jax.tree.map(lambda *x: jnp.concatenate(x), items, drawn)
                 mask = jnp.concatenate([mask, there])
             features = standardise(moments, batch["features"])
             return descend(layer, features, batch["label"], mask, counts > 0, lr), None
@@ -88,12 +88,12 @@ def make_rule(memory_size: int, lr: float, steps: int) -> frozen.Rule:
         layer, _ = jax.lax.scan(step, learner.layer, jax.random.split(k_draws, steps))
         if memory_size:
             slots = policies.reservoir(memory, k_slots, rows.mask)
-            memory = buffer.write(memory, slots, own, rows.mask)
+            memory = buffer.write(memory, slots, items, rows.mask)
         return Learner(layer, moments, counts, memory, learner.key)
 
     def scores(learner, features):
-        found = logits(learner.layer, standardise(learner.moments, features))
-        return frozen.known_only(found, learner.counts)
+        values = logits(learner.layer, standardise(learner.moments, features))
+        return frozen.known_only(values, learner.counts)
 
     return frozen.Rule(start_learner, add_rows, scores)
 
@@ -145,7 +145,7 @@ def descend(
     """
 
     def loss(layer):
-        found = logits(layer, features)
-        return replay.cross_entropy(found, label, class_mask=seen, example_mask=mask)
+        scores = logits(layer, features)
+        return replay.cross_entropy(scores, label, class_mask=seen, example_mask=mask)
 
     return jax.tree.map(lambda x, d: x - lr * d, layer, jax.grad(loss)(layer))

@@ -45,8 +45,8 @@ def make(
       head: "linear" or "cosine".
       candidates: rows drawn to choose from; they are scored without augmentation.
       replay_from: "past_tasks", "all" or "other_classes", see `er.make`.
-      virtual: what the virtual step moves, the "network" or its "head" alone (an
-        option of the later code of Caccia et al.), which spares a forward pass.
+      virtual: parameters that the virtual step moves, the "network" or its "head" alone
+        (an option of the later code of Caccia et al.), which spares a forward pass.
       moves_statistics: scoring at theta moves the running statistics of batch norm.
 
     Raises:
@@ -84,7 +84,7 @@ def make(
         grads = jax.tree.map(jnp.add, grads, old_grads)
         return *online.apply_grads(parts, state, value + old_value, stats, grads), {}
 
-    return online.make_method(parts, net, update, limit=False)
+    return online.make_method(parts, net, update, seen_only=False)
 
 
 def _check_candidates(parts, candidates):

@@ -43,10 +43,10 @@ def make_rule(distance: str) -> frozen.Rule:
     def scores(fitted, features):
         means, counts = fitted
         if distance == "cosine":
-            found = core.dot(core.l2_normalize(features), means)
+            similarity = core.dot(core.l2_normalize(features), means)
         else:
             gaps = features[:, None] - means
-            found = -jnp.sum(gaps * gaps, axis=2)
-        return frozen.known_only(found, counts)
+            similarity = -jnp.sum(gaps * gaps, axis=2)
+        return frozen.known_only(similarity, counts)
 
     return frozen.Rule(start, add, scores, fit)

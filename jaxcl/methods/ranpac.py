@@ -56,17 +56,17 @@ def make_rule(projections: int) -> frozen.Rule:
 
     def add(grams, rows):
         hidden = project(grams.projection, rows.features)
-        own = frozen.one_hot(rows, grams.counts.shape[1])
+        labels = frozen.one_hot(rows, grams.counts.shape[1])
         chooses = held_out(rows.index)
         parts = jnp.stack([~chooses, chooses])[..., None]
         inputs = jnp.stack(
             [frozen.sum_products(hidden * part, hidden) for part in parts]
         )
-        targets = jnp.stack([frozen.sum_products(hidden * part, own) for part in parts])
-        counts = (own * parts).sum(1, dtype=jnp.int32)
+        targets = [frozen.sum_products(hidden * part, labels) for part in parts]
+        counts = (labels * parts).sum(1, dtype=jnp.int32)
         return grams._replace(
             inputs=grams.inputs + inputs,
-            targets=grams.targets + targets,
+            targets=grams.targets + jnp.stack(targets),
             counts=grams.counts + counts,
         )
 
@@ -78,8 +78,8 @@ def make_rule(projections: int) -> frozen.Rule:
     def scores(fitted, features):
         projection, weights, counts = fitted
         hidden = project(projection, features)
-        found = jnp.matmul(hidden, weights, precision="highest")
-        return frozen.known_only(found, counts)
+        logits = jnp.matmul(hidden, weights, precision="highest")
+        return frozen.known_only(logits, counts)
 
     return frozen.Rule(start, add, scores, fit)
 
@@ -125,8 +125,8 @@ def choose_ridge(grams: Grams) -> jax.Array:
     def error(ridge):
         weights = solve_ridge(grams.inputs[0], grams.targets[0], ridge)
         pulled = jnp.matmul(grams.inputs[1], weights, precision="highest")
-        found = jnp.sum(weights * (pulled - 2 * grams.targets[1]))
-        return jnp.where(jnp.isfinite(found), found, jnp.inf)
+        total = jnp.sum(weights * (pulled - 2 * grams.targets[1]))
+        return jnp.where(jnp.isfinite(total), total, jnp.inf)
 
     best = ridges[jnp.argmin(jax.lax.map(error, ridges))]
     middle = jnp.sqrt(ridges[0] * ridges[-1])

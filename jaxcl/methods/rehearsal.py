@@ -87,7 +87,7 @@ class Network(NamedTuple):
         return core.l2_normalize(rows), stats
 
 
-def network(
+def build_network(
     parts: core.Parts, *, hidden_dim: int | None, output_dim: int, prototypes: bool
 ) -> Network:
     """Build the network of a method; a `hidden_dim` of None is the encoder's width."""
@@ -140,8 +140,8 @@ def _stratified(rng, rows, batch_size, *, stored, share):
     passes = -(-steps * num_old // stored)
     old = [rng.permutation(rows[:stored]) for _ in range(passes)]
     old = np.concatenate(old or [rows[:0]])
-    parts = old[: steps * num_old], new[: steps * num_new]
-    return np.hstack([part.reshape(steps, -1) for part in parts])
+    groups = old[: steps * num_old], new[: steps * num_new]
+    return np.hstack([part.reshape(steps, -1) for part in groups])
 
 
 def teacher_rows(
@@ -169,23 +169,24 @@ def weights(extra: Extra, batch: core.Batch) -> jax.Array:
     return jnp.where(jnp.any(same, axis=1), stored, fresh)
 
 
-def method(
+def make_method(
     parts: core.Parts,
     net: Network,
     step: Callable,
     *,
     memory_size: int,
-    mixed: Callable,
+    mix_sources: Callable,
     score: Callable | None = None,
 ) -> core.Method:
     """Make a method from its step.
 
     Args:
-      parts: what the config builds.
+      parts: components that the config builds.
       net: the network that `step` trains.
       step: (state, batch) -> (state, metrics).
       memory_size: rows to keep.
-      mixed: (stream.Source of the task, stored rows i32[M]) -> stream.Source, M >= 1.
+      mix_sources: (stream.Source of the task, stored rows i32[M]) -> stream.Source,
+        M >= 1.
       score: (state, key, images u8[N,H,W,C], label, mask) -> f32[N], the weights of
         the choice, which sum to 1 within each class; None: the choice is uniform.
     """
@@ -197,7 +198,7 @@ def method(
         embed=net.nets.embed,
         begin_task=functools.partial(_begin_task, parts.num_classes, scored),
         end_task=functools.partial(_end_task, choose, scored),
-        source=functools.partial(_source, mixed),
+        source=functools.partial(_source, mix_sources),
         supervised=True,
         replayed=lambda state: state.extra.replayed.row,
         memory=_stored_rows,
@@ -238,10 +239,10 @@ def _begin_task(num_classes, scored, state, task):
     return state.replace(extra=extra)
 
 
-def _source(mixed, state, task):
+def _source(mix_sources, state, task):
     stored = sharding.copy_to_host(state.extra.memory.row)
     stored = stored[stored >= 0]
-    return mixed(task.train, stored) if len(stored) else task.train
+    return mix_sources(task.train, stored) if len(stored) else task.train
 
 
 def _end_task(choose, scored, state, task):

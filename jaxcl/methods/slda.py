@@ -61,8 +61,8 @@ def make_rule(shrinkage: float) -> frozen.Rule:
 
     def scores(fitted, features):
         weights, offset, counts = fitted
-        found = jnp.matmul(features, weights, precision="highest") - offset
-        return frozen.known_only(found, counts)
+        logits = jnp.matmul(features, weights, precision="highest") - offset
+        return frozen.known_only(logits, counts)
 
     return frozen.Rule(start, add, scores, fit)
 

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jaxcl import core, schema
 from jaxcl.losses import replay as losses
 from jaxcl.methods import online
-from jaxcl.methods.online import teacher as teacher_lib
+from jaxcl.methods.online import distillation
 
 
 @schema.checked("config.method")
@@ -39,7 +39,7 @@ def make(
     Args:
       head: "linear" or "cosine".
       form: "paper" or "code", see above.
-      temperature: of the distillation.
+      temperature: temperature of the distillation.
       distill: distil from the last task's network, see
         `losses.replay.task_distillation`.
     """
@@ -54,14 +54,14 @@ def make(
         teacher_logits = None, None
         if distill:
             taught = sides if form == "paper" else (replayed,)
-            answers = teacher_lib.ask_teacher(net, state.extra.teacher, *taught)
+            answers = distillation.ask_teacher(net, state.extra.teacher, *taught)
             teacher_logits = (*teacher_logits, *answers)[-2:]
         old_tasks = jnp.where(task_of < state.task, task_of, -1)
 
         def loss(params):
             outputs, stats = net.pass_together(params, state.stats, *sides)
             value = 0.0
-            for (_, logits), rows, told in zip(
+            for (_, logits), rows, teacher_rows in zip(
                 outputs, sides, teacher_logits, strict=True
             ):
                 value += losses.cross_entropy(
@@ -70,10 +70,10 @@ def make(
                     example_mask=rows.mask,
                     class_mask=rivals(task_of, rows.label, state.task),
                 )
-                if told is not None:
+                if teacher_rows is not None:
                     value += weight * losses.task_distillation(
                         logits,
-                        told,
+                        teacher_rows,
                         old_tasks,
                         temperature=temperature,
                         example_mask=rows.mask,
@@ -82,7 +82,7 @@ def make(
 
         return *online.descend(parts, net, state, loss), {}
 
-    return teacher_lib.by_task(parts, net, update, distill=distill)
+    return distillation.by_task(parts, net, update, distill=distill)
 
 
 def rivals(task_of: jax.Array, label: jax.Array, task: jax.Array) -> jax.Array:

@@ -34,7 +34,7 @@ def make(
     Args:
       memory_size: features that are kept.
       k: neighbours that vote.
-      temperature: of their weights.
+      temperature: temperature of their weights.
     """
     return frozen.make_method(
         parts, make_rule(parts.num_classes, memory_size, k, temperature)

@@ -70,15 +70,15 @@ class Chain:
         """
         outputs, after, moved = inputs, {}, {}
         for name, net in self.nets.items():
-            given = {"key": key, "hidden": hidden} if name == "encoder" else {}
-            given = {n: x for n, x in given.items() if x is not None}
+            extras = {"key": key, "hidden": hidden} if name == "encoder" else {}
+            extras = {n: x for n, x in extras.items() if x is not None}
             outputs, new = net.apply(
                 {"params": params[name], "batch_stats": stats[name]},
                 outputs,
                 train=train,
                 groups=groups,
                 mutable=["batch_stats", *([layers.BETWEEN] if between else [])],
-                **given,
+                **extras,
             )
             after[name] = new.get("batch_stats", stats[name])
             moved[name] = new.get(layers.BETWEEN, {})

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcl import schema
-from jaxcl.data import graphs as graphs_lib
+from jaxcl.data import graph_arrays
 from jaxcl.errors import Refused
 
 
-def propagate(x: jax.Array, graphs: graphs_lib.Graphs) -> jax.Array:
+def propagate(x: jax.Array, graphs: graph_arrays.Graphs) -> jax.Array:
     """Average over neighbours: D^-1/2 (A + I) D^-1/2 x, unmasked edges only, f[n,C].
 
     D is the diagonal matrix of the row sums of A + I. A masked node keeps its own x.
@@ -30,7 +30,7 @@ def propagate(x: jax.Array, graphs: graphs_lib.Graphs) -> jax.Array:
     return scale * (scaled + neighbour_sum(scaled, graphs))
 
 
-def neighbour_sum(x: jax.Array, graphs: graphs_lib.Graphs) -> jax.Array:
+def neighbour_sum(x: jax.Array, graphs: graph_arrays.Graphs) -> jax.Array:
     """Sum the rows of each node's neighbours over unmasked edges, A x, f[n,C]."""
     sent = jnp.where(graphs.edge_mask[:, None], x[graphs.senders], 0.0)
     return _sum_received(sent, graphs, len(graphs.node_graph))
@@ -43,7 +43,7 @@ def _sum_received(sent, graphs, nodes):
     )
 
 
-def readout(x: jax.Array, graphs: graphs_lib.Graphs) -> jax.Array:
+def readout(x: jax.Array, graphs: graph_arrays.Graphs) -> jax.Array:
     """Sum the unmasked nodes of each graph, f[B,C]."""
     return jax.ops.segment_sum(
         jnp.where(graphs.node_mask[:, None], x, 0.0),
@@ -54,15 +54,16 @@ def readout(x: jax.Array, graphs: graphs_lib.Graphs) -> jax.Array:
 
 
 def dropout(
-    key: jax.Array, x: jax.Array, graphs: graphs_lib.Graphs, *, rate: float = 0.5
+    key: jax.Array, x: jax.Array, graphs: graph_arrays.Graphs, *, rate: float = 0.5
 ) -> jax.Array:
     """Zero entries of f[n,C] with probability `rate`, scale the rest by 1/(1 - rate).
 
-    Every node has its own key (`graphs.node_keys`), so padding does not change draws.
+    Every node has its own key (`graph_arrays.node_keys`), so padding does not change
+    draws.
     """
-    keys = graphs_lib.node_keys(key, graphs)
-    kept = jax.vmap(lambda k: jax.random.bernoulli(k, 1.0 - rate, x.shape[1:]))(keys)
-    return jnp.where(kept, x / (1.0 - rate), 0.0)
+    keys = graph_arrays.node_keys(key, graphs)
+    mask = jax.vmap(lambda k: jax.random.bernoulli(k, 1.0 - rate, x.shape[1:]))(keys)
+    return jnp.where(mask, x / (1.0 - rate), 0.0)
 
 
 class GCNConv(nn.Module):
@@ -75,7 +76,7 @@ class GCNConv(nn.Module):
     features: int
 
     @nn.compact
-    def __call__(self, x: jax.Array, graphs: graphs_lib.Graphs) -> jax.Array:
+    def __call__(self, x: jax.Array, graphs: graph_arrays.Graphs) -> jax.Array:
         """Convolve node features f[n,F] -> f[n,features]."""
         shape = (x.shape[-1], self.features)
         kernel = self.param("kernel", nn.initializers.glorot_uniform(), shape)
@@ -157,7 +158,7 @@ class GraphEncoder(nn.Module):
     @nn.compact
     def __call__(
         self,
-        graphs: graphs_lib.Graphs,
+        graphs: graph_arrays.Graphs,
         *,
         train: bool = False,
         key: jax.Array | None = None,

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import schema
-from jaxcl.data import graphs as graphs_lib
+from jaxcl.data import graph_arrays
 from jaxcl.nets import gcn
 
 
@@ -34,7 +34,7 @@ class GINConv(nn.Module):
     eps: float = 0.0
 
     @nn.compact
-    def __call__(self, x: jax.Array, graphs: graphs_lib.Graphs) -> jax.Array:
+    def __call__(self, x: jax.Array, graphs: graph_arrays.Graphs) -> jax.Array:
         """Convolve node features f[n,F] -> f[n,features]."""
         x = (1.0 + self.eps) * x + gcn.neighbour_sum(x, graphs)
         start = nn.initializers.glorot_uniform()

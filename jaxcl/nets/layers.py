@@ -263,9 +263,9 @@ class BatchNorm(nn.Module):
         moved: tuple[list, list] = [mean.value], [var.value]
         for view in range(groups):
             batch_mean = away[0, view].reshape(near.shape) + near
-            for kept, new in zip(moved, (batch_mean, batch_var[0, view]), strict=True):
+            for past, new in zip(moved, (batch_mean, batch_var[0, view]), strict=True):
                 new = new.reshape(near.shape)
-                kept.append(self.momentum * kept[-1] + (1.0 - self.momentum) * new)
+                past.append(self.momentum * past[-1] + (1.0 - self.momentum) * new)
         mean.value, var.value = moved[0][-1], moved[1][-1]
         if self.is_mutable_collection(BETWEEN):
             self.put_variable(BETWEEN, "mean", (*moved[0][1:-1],))
@@ -390,7 +390,8 @@ def _convolve_tiles(x, kernel, reach):
     down, across = -(-height // _TILE), -(-width // _TILE)
     # Pad with zeros around the map, and to whole tiles at its end.
     rest = [
-        (reach, n * _TILE - own + reach) for n, own in ((down, height), (across, width))
+        (reach, n * _TILE - size + reach)
+        for n, size in ((down, height), (across, width))
     ]
     x = jnp.pad(x, ((0, 0), *rest, (0, 0)))
     around = _TILE + 2 * reach

@@ -184,17 +184,17 @@ class Perceptron(nn.Module):
         """Return dropout's keys of this pass, or None if nothing drops."""
         if not self.dropout:
             return None
-        kept = self.variable(
+        stored_key = self.variable(
             "batch_stats", "key", lambda: jax.random.key_data(self.make_rng("params"))
         )
         if not train:
             return None
         keys = jax.random.split(
-            jax.random.wrap_key_data(kept.value, impl=numerics.GENERATOR),
+            jax.random.wrap_key_data(stored_key.value, impl=numerics.GENERATOR),
             1 + len(self.widths),
         )
         if not self.is_initializing():
-            kept.value = jax.random.key_data(keys[0])
+            stored_key.value = jax.random.key_data(keys[0])
         return keys
 
 

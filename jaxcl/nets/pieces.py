@@ -70,11 +70,11 @@ class PiecewiseEncoder:
             )
 
         def apply_piece(params, stats, images, number):
-            own = {name: jax.random.fold_in(key, number) for name, key in drawn.items()}
-            given = {"params": params, "batch_stats": stats}
+            keys = {name: jax.random.fold_in(k, number) for name, k in drawn.items()}
+            trees = {"params": params, "batch_stats": stats}
             images = images.reshape(-1, *images.shape[2:])
             features, moved = self.net.apply(
-                given, images, mutable=["batch_stats"], **how, **own
+                trees, images, mutable=["batch_stats"], **how, **keys
             )
             features = features.reshape(rows, groups, *features.shape[1:])
             return moved.get("batch_stats", stats), features
@@ -82,9 +82,8 @@ class PiecewiseEncoder:
         # Take every count-th example, so that each device has its share of a piece.
         images = inputs.reshape(rows, self.count, groups, *inputs.shape[1:])
         params, stats = variables["params"], variables.get("batch_stats", {})
-        apply_piece = jax.checkpoint(
-            apply_piece, prevent_cse=False
-        )  # a loop keeps both passes apart
+        # A loop keeps both passes apart.
+        apply_piece = jax.checkpoint(apply_piece, prevent_cse=False)
         stats, features = lax.scan(
             lambda stats, piece: apply_piece(params, stats, *piece),
             stats,

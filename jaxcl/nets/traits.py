@@ -21,8 +21,8 @@ class Traits(NamedTuple):
 
 def read_traits(encoder: Any) -> Traits:
     """Read the traits that an encoder has; take the defaults for the others."""
-    known = {x: getattr(encoder, x) for x in Traits._fields if hasattr(encoder, x)}
-    return Traits(**known)
+    traits = {x: getattr(encoder, x) for x in Traits._fields if hasattr(encoder, x)}
+    return Traits(**traits)
 
 
 def check_encoder(encoder: Any, field: str, name: str) -> None:

@@ -26,8 +26,7 @@ import jax.numpy as jnp
 
 from jaxcl import core, schema
 from jaxcl.errors import Refused
-from jaxcl.nets import convnext, resnet, traits, vit
-from jaxcl.nets import layers as layers_lib
+from jaxcl.nets import convnext, layers, resnet, traits, vit
 
 ADAPTERS = "lora"  # their entry among the parameters of the encoder
 _PARTS = ("attention", "mlp")
@@ -125,13 +124,14 @@ def layer_of(name: str, layers: int) -> int:
     """Find the number of the layer that a parameter belongs to.
 
     Args:
-      name: its path, as "block_3/norm1/scale".
-      layers: from `count_layers`; heads and last norms get this number.
+      name: path of the parameter, as "block_3/norm1/scale".
+      layers: number of layers, from `count_layers`; heads and last norms get this
+        number.
     """
-    if found := re.match(r"block_(\d+)/", name):
-        return int(found[1]) + 1
-    if found := re.match(r"(?:layer|stage)(\d+)_", name):
-        return int(found[1])
+    if match := re.match(r"block_(\d+)/", name):
+        return int(match[1]) + 1
+    if match := re.match(r"(?:layer|stage)(\d+)_", name):
+        return int(match[1])
     return layers if name.startswith("norm/") else 0
 
 
@@ -232,22 +232,22 @@ class TunedEncoder:
 
     def _start_adapters(self, key, params):
         """Start adapters: A [in, r] as PyTorch's layers, B [r, out] at 0."""
-        chosen, found = self.chosen, {}
+        chosen, adapters = self.chosen, {}
         if not chosen.lora_rank:
-            return found
+            return adapters
         # Frozen and fully trained blocks have no adapters.
         first, end = chosen.frozen_layers, count_layers(self.net) - chosen.open_layers
         for number in range(max(first, 1), end):
             block = f"block_{number - 1}"
-            names = [(part, own) for part in _PARTS for own in params[block][part]]
-            for part, own in names:
-                if re.fullmatch(_TARGETS[chosen.lora_on], f"{part}/{own}"):
-                    rows, columns = params[block][part][own]["kernel"].shape
+            names = [(part, dense) for part in _PARTS for dense in params[block][part]]
+            for part, dense in names:
+                if re.fullmatch(_TARGETS[chosen.lora_on], f"{part}/{dense}"):
+                    rows, columns = params[block][part][dense]["kernel"].shape
                     key = jax.random.fold_in(key, 1)
-                    a = layers_lib.torch_uniform(rows)(key, (rows, chosen.lora_rank))
+                    a = layers.torch_uniform(rows)(key, (rows, chosen.lora_rank))
                     pair = {"a": a, "b": jnp.zeros((chosen.lora_rank, columns))}
-                    found.setdefault(block, {}).setdefault(part, {})[own] = pair
-        return found
+                    adapters.setdefault(block, {}).setdefault(part, {})[dense] = pair
+        return adapters
 
     def merge_adapters(self, params: core.PyTree) -> core.PyTree:
         """Merge the adapters into the weights: parameters of the plain encoder, f32."""
@@ -258,8 +258,8 @@ class TunedEncoder:
                 exact = jax.lax.Precision.HIGHEST
                 product = jnp.dot(pairs["a"], pairs["b"], precision=exact)
                 return {**tree, "kernel": tree["kernel"] + factor * product}
-            own = {name: with_product(tree[name], pair) for name, pair in pairs.items()}
-            return {**tree, **own}
+            merged = {name: with_product(tree[name], x) for name, x in pairs.items()}
+            return {**tree, **merged}
 
         plain = {name: tree for name, tree in params.items() if name != ADAPTERS}
         return with_product(plain, params.get(ADAPTERS, {}))
@@ -274,5 +274,5 @@ class TunedEncoder:
         params = jax.tree_util.tree_map_with_path(
             stop_frozen_gradient, variables["params"]
         )
-        own = {**variables, "params": self.merge_adapters(params)}
-        return self.net.apply(own, inputs, **options)
+        merged = {**variables, "params": self.merge_adapters(params)}
+        return self.net.apply(merged, inputs, **options)

@@ -22,8 +22,7 @@ from absl import logging
 
 from jaxcl import core, schema, sharding
 from jaxcl.errors import Refused
-from jaxcl.nets import layers as layers_lib
-from jaxcl.nets import positions as positions_lib
+from jaxcl.nets import layers, positions
 
 
 class Size(NamedTuple):
@@ -93,18 +92,16 @@ class Attention(nn.Module):
         width = x.shape[-1]
 
         def project_heads(name):
-            rows = layers_lib.small_dense(
+            rows = layers.small_dense(
                 width, self.dtype, name, bias=name in self.biased
             )(x)
             return rows.reshape(*x.shape[:2], self.heads, -1)
 
         query, key, value = map(project_heads, ("query", "key", "value"))
         if turns is not None:
-            query, key = (
-                positions_lib.rotate(rows, turns, skip) for rows in (query, key)
-            )
+            query, key = (positions.rotate(rows, turns, skip) for rows in (query, key))
         rows = _attend(query, key, value, self.program)
-        return layers_lib.small_dense(width, self.dtype, "out")(rows.reshape(x.shape))
+        return layers.small_dense(width, self.dtype, "out")(rows.reshape(x.shape))
 
 
 class FeedForward(nn.Module):
@@ -126,13 +123,13 @@ class FeedForward(nn.Module):
         width = x.shape[-1]
         if self.kind == "gelu":
             x = nn.gelu(
-                layers_lib.small_dense(self.hidden, self.dtype, "fc1")(x),
+                layers.small_dense(self.hidden, self.dtype, "fc1")(x),
                 approximate=False,
             )
-            return layers_lib.small_dense(width, self.dtype, "fc2")(x)
-        gate = nn.silu(layers_lib.small_dense(self.hidden, self.dtype, "gate")(x))
-        return layers_lib.small_dense(width, self.dtype, "down")(
-            gate * layers_lib.small_dense(self.hidden, self.dtype, "up")(x)
+            return layers.small_dense(width, self.dtype, "fc2")(x)
+        gate = nn.silu(layers.small_dense(self.hidden, self.dtype, "gate")(x))
+        return layers.small_dense(width, self.dtype, "down")(
+            gate * layers.small_dense(self.hidden, self.dtype, "up")(x)
         )
 
 
@@ -167,18 +164,18 @@ class Block(nn.Module):
     ) -> jax.Array:
         """Apply the block, [B, T, D] -> [B, T, D]; rows drop branches only with a
         key."""
-        rows = layers_lib.layer_norm(self.epsilon, self.dtype, "norm1")(x)
+        rows = layers.layer_norm(self.epsilon, self.dtype, "norm1")(x)
         attention = Attention(
             self.heads, self.biased, self.program, self.dtype, name="attention"
         )
         x = self._add_branch(x, attention(rows, turns, skip), 1, key)
-        rows = layers_lib.layer_norm(self.epsilon, self.dtype, "norm2")(x)
+        rows = layers.layer_norm(self.epsilon, self.dtype, "norm2")(x)
         mlp = FeedForward(self.hidden, self.kind, self.dtype, name="mlp")
         return self._add_branch(x, mlp(rows), 2, key)
 
     def _add_branch(self, x, branch, number, key):
-        own = None if key is None else jax.random.fold_in(key, number)
-        return layers_lib.add_branch(self, x, branch, own, scale=f"scale{number}")
+        branch_key = None if key is None else jax.random.fold_in(key, number)
+        return layers.add_branch(self, x, branch, branch_key, scale=f"scale{number}")
 
 
 class ViT(nn.Module):
@@ -252,7 +249,7 @@ class ViT(nn.Module):
           Refused: a side is not a multiple of `patch`.
         """
         grid = self._patch_grid(images)
-        patches = layers_lib.Patches(
+        patches = layers.Patches(
             self.patch, self.width, self.dtype, self.frozen_patch, name="patch"
         )
         x = patches(images.astype(self.dtype))
@@ -262,9 +259,7 @@ class ViT(nn.Module):
         x, skip = self._join_tokens(x, grid)
         turns = None
         if self.positions == "rotary":
-            turns = jnp.asarray(
-                positions_lib.rotary_angles(grid, self.width // self.heads)
-            )
+            turns = jnp.asarray(positions.rotary_angles(grid, self.width // self.heads))
         # Arguments count from the module itself: `skip` is the third.
         block = nn.remat(Block, static_argnums=(3,)) if self.remat else Block
         for number in range(self.layers):
@@ -280,9 +275,9 @@ class ViT(nn.Module):
                 dtype=self.dtype,
                 name=f"block_{number}",
             )
-            own = None if key is None else jax.random.fold_in(key, number)
-            x = layer(x, turns, skip, own)
-        x = layers_lib.layer_norm(self.epsilon, jnp.float32, "norm")(x)
+            block_key = None if key is None else jax.random.fold_in(key, number)
+            x = layer(x, turns, skip, block_key)
+        x = layers.layer_norm(self.epsilon, jnp.float32, "norm")(x)
         features = self._pool_tokens(x, skip)
         return features if hidden is None else (features, x[:, skip:])
 
@@ -305,20 +300,16 @@ class ViT(nn.Module):
         if self.positions == "learned":
             side = self.image_size // self.patch
             table = self.param(
-                "positions", layers_lib.SMALL_WEIGHTS, (side, side, width), jnp.float32
+                "positions", layers.SMALL_WEIGHTS, (side, side, width), jnp.float32
             )
-            x += self._flatten_table(
-                positions_lib.resize_table(table, grid, self.resize)
-            )
+            x += self._flatten_table(positions.resize_table(table, grid, self.resize))
             if self.class_position:
-                own = self.param(
-                    "class_position", layers_lib.SMALL_WEIGHTS, (width,), jnp.float32
+                position = self.param(
+                    "class_position", layers.SMALL_WEIGHTS, (width,), jnp.float32
                 )
-                first = first + own  # not in place: it may be an array of NumPy
+                first = first + position  # not in place: it may be an array of NumPy
         elif self.positions == "sin_cos":
-            x += self._flatten_table(
-                jnp.asarray(positions_lib.sin_cos_table(grid, width))
-            )
+            x += self._flatten_table(jnp.asarray(positions.sin_cos_table(grid, width)))
         first = first[None]
         if self.registers:
             shape = (self.registers, width)
@@ -352,7 +343,7 @@ def vit(
     registers: Annotated[int, schema.Range(0, 1024)] = 0,
     positions: Literal["learned", "sin_cos", "rotary"] = "learned",
     class_position: bool = True,
-    resize: positions_lib.Resize = "antialias",
+    resize: positions.Resize = "antialias",
     layer_scale: schema.Weight | None = None,
     mlp: Literal["gelu", "swiglu"] = "gelu",
     qkv_bias: Literal["all", "query_value", "none"] = "all",

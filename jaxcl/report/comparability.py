@@ -50,39 +50,39 @@ def list_differences(runs: Mapping[str, Configs]) -> list[str]:
     Args:
       runs: name -> configs; runs without any are passed over.
     """
-    known = {name: run for name, run in runs.items() if run.asked is not None}
-    whole = all(run.resolved is not None for run in known.values())
+    recorded = {name: run for name, run in runs.items() if run.asked is not None}
+    all_resolved = all(run.resolved is not None for run in recorded.values())
     configs = {
-        name: (run.resolved if whole else run.asked) or {}
-        for name, run in known.items()
+        name: (run.resolved if all_resolved else run.asked) or {}
+        for name, run in recorded.items()
     }
-    found: list[str] = []
+    differences: list[str] = []
     for path, sections in _shared_sections(configs):
-        found += _differing_fields(path, sections)
-    return found
+        differences += _differing_fields(path, sections)
+    return differences
 
 
 def _shared_sections(configs) -> Iterator[tuple[str, dict[str, dict]]]:
     """Yield (path, run -> section) for runs that have the section."""
     for name in ("data", "scenario"):
         yield f"config.{name}", {r: c[name] for r, c in configs.items() if c.get(name)}
-    judges = {run: config.get("evaluators") or {} for run, config in configs.items()}
-    for key in dict.fromkeys(key for own in judges.values() for key in own):
-        having = {run: own[key] for run, own in judges.items() if key in own}
+    evaluators = {run: x.get("evaluators") or {} for run, x in configs.items()}
+    for key in dict.fromkeys(key for entries in evaluators.values() for key in entries):
+        having = {run: x[key] for run, x in evaluators.items() if key in x}
         yield f"config.evaluators.{key}", having
 
 
 def _differing_fields(path, sections) -> Iterator[str]:
     """Yield a text for each field in which a section differs between runs."""
     fields = {run: flatten(section) for run, section in sections.items()}
-    names = sorted({name for own in fields.values() for name in own})
+    names = sorted({name for flat in fields.values() for name in flat})
     names = [name for name in names if name.rpartition(".")[2] not in _ASIDE]
-    if len({own.get("name") for own in fields.values()}) > 1:
+    if len({flat.get("name") for flat in fields.values()}) > 1:
         names = ["name"]  # other options are of other functions
     for name in names:
         by_value: dict[str, list[str]] = {}
-        for run, own in fields.items():
-            by_value.setdefault(own.get(name, "not set"), []).append(run)
+        for run, flat in fields.items():
+            by_value.setdefault(flat.get(name, "not set"), []).append(run)
         if len(by_value) > 1:
-            told = (f"{value} ({', '.join(own)})" for value, own in by_value.items())
-            yield f"{path}.{name}: {', '.join(told)}"
+            texts = (f"{value} ({', '.join(x)})" for value, x in by_value.items())
+            yield f"{path}.{name}: {', '.join(texts)}"

@@ -8,26 +8,34 @@ With `--scalar` it compares a scalar of an evaluator in place of accuracies.
 """
 
 import argparse
-import sys
-from collections.abc import Sequence
+import re
 
 import numpy as np
 
+from jaxcl import plots
 from jaxcl.errors import Refused
-from jaxcl.evals import plots
-from jaxcl.report import comparability
-from jaxcl.report import runs as runs_lib
-from jaxcl.report.runs import RunGroup
-from jaxcl.run import cost as cost_lib
-from jaxcl.run import seeds
+from jaxcl.report import comparability, run_groups
+from jaxcl.report.run_groups import RunGroup
+from jaxcl.run import cost, seeds
 
+# Column of the table -> its meaning, below the table
+_MEANINGS = {
+    "average": "mean accuracy on all tasks after the last one, +- standard error",
+    "anytime": "mean over tasks of the average accuracy right after each task",
+    "along": "mean over all evaluations, also within tasks (config.eval_every)",
+    "forgetting": "mean fall of a task's accuracy from its best value",
+    "ms/step": "time of a training step",
+    "FLOPs": "arithmetic of a step, relative to the first run",
+    "FLOP/image": "arithmetic for each incoming image, all passes",
+    "- first": "average minus the first run's, over the seeds that both have",
+}
 MEASURES = ("average_accuracy", "anytime", "forgetting")
 
 
 def paired_difference(run: RunGroup, other: RunGroup, name: str, measure: str) -> dict:
     """Compute mean and error of `run` minus `other` over the seeds that both have."""
-    pair = (runs_lib.measure_by_seed(r, name, measure) for r in (run, other))
-    return seeds.mean_and_error(runs_lib.paired_differences(*pair))
+    pair = (run_groups.measure_by_seed(r, name, measure) for r in (run, other))
+    return seeds.mean_and_error(run_groups.paired_differences(*pair))
 
 
 def mean_step_cost(run: RunGroup) -> dict[str, float | None]:
@@ -39,12 +47,12 @@ def mean_step_cost(run: RunGroup) -> dict[str, float | None]:
     totals = [results["cost"]["total"] for results in run.results.values()]
     totals = [total for total in totals if total and total["steps"]]
     counted = [x for x in totals if x["flops"] is not None]
-    found = {
+    values = {
         "milliseconds": [1000 * x["train_seconds"] / x["steps"] for x in totals],
         "flops": [x["flops"] / x["steps"] for x in counted],
         "per_image": [x["flops"] / x["images"] for x in counted if x["images"]],
     }
-    return {key: float(np.mean(x)) if x else None for key, x in found.items()}
+    return {key: float(np.mean(x)) if x else None for key, x in values.items()}
 
 
 def mean_curve(
@@ -61,7 +69,7 @@ def mean_curve(
       (steps i64[n], mean f64[n], band f64[n], 0 for one seed). The steps are those at
       which every seed was evaluated, except step 0.
     """
-    of_seeds = [_mean_by_step(own, name) for own in run.logged_rows.values()] or [{}]
+    of_seeds = [_mean_by_step(rows, name) for rows in run.logged_rows.values()] or [{}]
     steps = sorted(set.intersection(*(set(points) for points in of_seeds)))
     values = np.array([[points[s] for s in steps] for points in of_seeds])
     half, count = np.zeros(len(steps)), len(of_seeds)
@@ -81,8 +89,8 @@ def mean_along_stream(run: RunGroup, name: str) -> dict:
       run: runs.RunGroup, from `runs.read_run`.
       name: name of a matrix.
     """
-    points = [_mean_by_step(own, name).values() for own in run.logged_rows.values()]
-    return seeds.mean_and_error([float(np.mean([*own])) for own in points if own])
+    points = [_mean_by_step(rows, name).values() for rows in run.logged_rows.values()]
+    return seeds.mean_and_error([float(np.mean([*x])) for x in points if x])
 
 
 def _mean_by_step(rows, name) -> dict[int, float]:
@@ -100,28 +108,48 @@ def format_table(runs: list[RunGroup], name: str) -> str:
     """Write a table of one matrix, a line for each run."""
     head = ("seeds", "average", "anytime", "along", "forgetting")
     head += ("ms/step", "FLOPs", "FLOP/image", "- first")
-    width = max(24, *(len(run.name) + 2 for run in runs))
-    lines = [f"{name} (%)".ljust(width) + "".join(f"{h:>15}" for h in head)]
+    averages = [_mean_over_time(run, name) for run in runs]
+    pairs = [[seeds.percent(x) for x in pair if x["mean"]] for pair in averages]
+    has_along = any(len({*pair}) > 1 for pair in pairs)
+    if not has_along:
+        head = tuple(title for title in head if title != "along")
+    table = [[f"{name} (%)", *head]]
     first = mean_step_cost(runs[0])
-    for run in runs:
+    for run, (anytime, along) in zip(runs, averages, strict=True):
         summary, spent = seeds.summary(run.results)[name], mean_step_cost(run)
-        shares = [summary["average_accuracy"], summary["anytime"]]
-        shares += [mean_along_stream(run, name), summary["forgetting"]]
+        shares = [summary["average_accuracy"], anytime, *([along] if has_along else [])]
+        shares.append(summary["forgetting"])
         time, flops, image = spent.values()
         cells = [str(len(run.results)), *map(seeds.percent, shares)]
         cells.append("-" if time is None else f"{time:.1f}")
         share = flops and first["flops"] and flops / first["flops"]
         cells.append(f"{share:.2f}x" if share else "-")
-        cells.append("-" if image is None else cost_lib.format_count(image))
+        cells.append("-" if image is None else cost.format_count(image))
         if run is runs[0]:
             cells.append("")
-        elif runs_lib.are_comparable(run, runs[0]):
+        elif run_groups.are_comparable(run, runs[0]):
             difference = paired_difference(run, runs[0], name, "average_accuracy")
             cells.append(seeds.percent(difference))
         else:
             cells.append("-")
-        lines.append(run.name.ljust(width) + "".join(f"{c:>15}" for c in cells))
+        table.append([run.name, *cells])
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = []
+    for first_cell, *others in table:
+        aligned = map(str.rjust, others, widths[1:])
+        lines.append("  ".join([first_cell.ljust(widths[0]), *aligned]).rstrip())
     return "\n".join(lines)
+
+
+def describe_columns(table: str) -> str:
+    """Write what the columns of a table of `format_table` mean, a line each."""
+    head = re.split(r"\s{2,}", table.splitlines()[0])
+    return "\n".join(f"  {x:13}{_MEANINGS[x]}" for x in head if x in _MEANINGS)
+
+
+def _mean_over_time(run, name) -> tuple[dict, dict]:
+    """Return "anytime" and "along" of a run, each with mean and standard error."""
+    return seeds.summary(run.results)[name]["anytime"], mean_along_stream(run, name)
 
 
 def format_scalar(curves: dict[str, tuple], name: str, band: str) -> str:
@@ -139,61 +167,52 @@ def format_scalar(curves: dict[str, tuple], name: str, band: str) -> str:
     return "\n".join(lines)
 
 
-def parser() -> argparse.ArgumentParser:
-    """Make the parser of the command's options."""
-    arguments = argparse.ArgumentParser(
-        prog="jaxcl compare", description=__doc__.splitlines()[0]
-    )
-    add = arguments.add_argument
+def add_options(parser) -> None:
+    """Add the options of the command."""
+    add = parser.add_argument
     add("workdirs", nargs="+", metavar="RUN", help="run directories")
     add("--matrix", default=None, help="accuracy, as knn/all; default: the first one")
     add("--scalar", default=None, help="compare a scalar instead, as memory/entropy")
     band = "of the plot: standard error or deviation over seeds"
     add("--band", default="error", choices=["error", "std"], help=band)
     add("--out", default=None, help="plot over time to write: .png, .svg or .pdf")
-    return arguments
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run `jaxcl compare`; return 2 if a directory or a name is wrong."""
-    try:
-        _compare(parser().parse_args(argv))
-    except (Refused, OSError) as error:
-        print(f"jaxcl: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-def _compare(options) -> None:
+def main(options: argparse.Namespace) -> int:
     """Print the table and draw the curves."""
     if options.out:
         plots.read_format(options.out)
-    runs = runs_lib.read_all(options.workdirs)
+    runs = run_groups.read_all(options.workdirs)
+    table = ""
     if options.scalar:
         _compare_scalar(runs, options)
     else:
-        _compare_matrix(runs, options)
+        table = _compare_matrix(runs, options)
     configs = {run.name: run.configs for run in runs}
     for field in comparability.list_differences(configs):
         print(f"not measured alike: {field}")
-    for line in (line for run in runs for line in runs_lib.list_remarks(run)):
+    for line in (line for run in runs for line in run_groups.list_remarks(run)):
         print(line)
+    if table:
+        print(f"\n{describe_columns(table)}")
+    return 0
 
 
-def _compare_matrix(runs, options) -> None:
-    """Compare the accuracies of a matrix."""
+def _compare_matrix(runs, options) -> str:
+    """Compare the accuracies of a matrix; return the table."""
     names = [set(r["matrices"]) for run in runs for r in run.results.values()]
     name = options.matrix or next(iter(runs[0].first_results["matrices"]), None)
     if name is None or not all(name in seed_names for seed_names in names):
         common = sorted(set.intersection(*names))
         raise Refused(
-            f"--matrix={name}: allowed are what all runs have, "
-            f"{', '.join(common) or 'nothing'}"
+            "--matrix", name, f"all runs have {', '.join(common) or 'no matrix'}"
         )
-    print(format_table(runs, name))
+    table = format_table(runs, name)
+    print(table)
     if options.out:
         curves = {run.name: mean_curve(run, name, band=options.band) for run in runs}
         plots.anytime(curves, options.out, task_ends=list_task_ends(runs[0]))
+    return table
 
 
 def _compare_scalar(runs, options) -> None:

@@ -8,11 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxcl.report import compare
-from jaxcl.report import runs as runs_lib
-from jaxcl.report.runs import RunGroup
-from jaxcl.run import results as results_lib
-from jaxcl.run import seeds
+from jaxcl.report import compare, run_groups
+from jaxcl.report.run_groups import RunGroup
+from jaxcl.run import result_file, seeds
 
 MEASURES = ("average_accuracy", "anytime", "forgetting", "stability", "plasticity")
 
@@ -56,7 +54,7 @@ def mean_measures(run: RunGroup) -> dict[str, dict[str, Estimate]]:
     for name in list_names(run.measures.values()):
         estimates[name] = {}
         for key in MEASURES:
-            values = runs_lib.measure_by_seed(run, name, key).values()
+            values = run_groups.measure_by_seed(run, name, key).values()
             if key != "plasticity" or any(values):
                 estimates[name][key] = estimate_mean(values)
     return estimates
@@ -66,14 +64,14 @@ def mean_difference(
     run: RunGroup, first: RunGroup, name: str, measure: str
 ) -> Estimate:
     """Estimate `run` minus `first` over the seeds that both have."""
-    pair = (runs_lib.measure_by_seed(r, name, measure) for r in (run, first))
+    pair = (run_groups.measure_by_seed(r, name, measure) for r in (run, first))
     return _paired_difference(run, first, *pair)
 
 
-def _paired_difference(run, first, mine, theirs) -> Estimate:
-    if not runs_lib.are_comparable(run, first):
+def _paired_difference(run, first, values, others) -> Estimate:
+    if not run_groups.are_comparable(run, first):
         return UNKNOWN
-    return estimate_mean(runs_lib.paired_differences(mine, theirs))
+    return estimate_mean(run_groups.paired_differences(values, others))
 
 
 def mean_scalars(
@@ -82,12 +80,12 @@ def mean_scalars(
     """Average the last task's scalars, and their differences to the first run."""
     estimates = {}
     for name in list_names(_last_scalars(run).values()):
-        mine, theirs = (
+        values, others = (
             {seed: scalars.get(name) for seed, scalars in _last_scalars(r).items()}
             for r in (run, first)
         )
-        delta = _paired_difference(run, first, mine, theirs)
-        estimates[name] = estimate_mean(mine.values()), delta
+        delta = _paired_difference(run, first, values, others)
+        estimates[name] = estimate_mean(values.values()), delta
     return estimates
 
 
@@ -96,7 +94,7 @@ def _last_scalars(run) -> dict[int, dict]:
     if not run.finished_tasks:
         return dict.fromkeys(run.results, {})
     last = run.finished_tasks - 1
-    return {seed: own["scalars"][last] for seed, own in run.results.items()}
+    return {seed: results["scalars"][last] for seed, results in run.results.items()}
 
 
 def mean_run_cost(run: RunGroup) -> dict[str, float | None]:
@@ -112,12 +110,12 @@ def mean_run_cost(run: RunGroup) -> dict[str, float | None]:
         total = results["cost"]["total"]
         if not total:
             continue
-        own = {key: total[f"{key}_seconds"] for key in timed}
+        cost = {key: total[f"{key}_seconds"] for key in timed}
         spent = sum(seconds or 0.0 for seconds in results["seconds"])
-        own["rest"] = max(0.0, spent - sum(own.values()))
-        costs.append(own | {key: total[key] for key in counted})
+        cost["rest"] = max(0.0, spent - sum(cost.values()))
+        costs.append(cost | {key: total[key] for key in counted})
     names = (*timed, "rest", *counted)
-    means = {name: estimate_mean([own[name] for own in costs]).mean for name in names}
+    means = {name: estimate_mean([cost[name] for cost in costs]).mean for name in names}
     return {**means, "milliseconds": compare.mean_step_cost(run)["milliseconds"]}
 
 
@@ -127,9 +125,9 @@ def mean_matrix(run: RunGroup, name: str) -> np.ndarray:
     Returns:
       f64[done, T], nan where no seed has the cell.
     """
-    results = [own for own in run.results.values() if name in own["matrices"]]
+    having = [x for x in run.results.values() if name in x["matrices"]]
     done = run.finished_tasks
-    return _mean_of_known([results_lib.matrix(own, name)[:done] for own in results])
+    return _mean_of_known([result_file.matrix(x, name)[:done] for x in having])
 
 
 def mean_row(run: RunGroup, key: str, name: str) -> np.ndarray | None:
@@ -146,12 +144,12 @@ def mean_row(run: RunGroup, key: str, name: str) -> np.ndarray | None:
 
 def _mean_of_known(values) -> np.ndarray:
     """Average the values that are not nan over axis 0."""
-    known = np.ma.masked_invalid(np.array(values, float))
-    return known.mean(axis=0).filled(np.nan)
+    measured = np.ma.masked_invalid(np.array(values, float))
+    return measured.mean(axis=0).filled(np.nan)
 
 
 def untrained_accuracy(run: RunGroup, name: str) -> Estimate:
     """Estimate the accuracy before training, averaged over the measured tasks."""
-    rows = [own.get("untrained", {}).get(name) for own in run.results.values()]
+    rows = [results.get("untrained", {}).get(name) for results in run.results.values()]
     values = [[x for x in row or () if x is not None] for row in rows]
     return estimate_mean([float(np.mean(x)) if x else None for x in values])

@@ -11,7 +11,6 @@ import base64
 import datetime
 import json
 import pathlib
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -21,20 +20,16 @@ import numpy as np
 from etils import epath
 
 import jaxcl
-from jaxcl.errors import Refused
-from jaxcl.evals import plots
-from jaxcl.report import comparability, compare, numbers
-from jaxcl.report import runs as runs_lib
-from jaxcl.run import cost as cost_lib
-from jaxcl.run import results as results_lib
-from jaxcl.update import lineage
+from jaxcl import plots
+from jaxcl.report import comparability, compare, numbers, run_groups
+from jaxcl.run import cost, result_file, updates
 
 _PICTURE_BYTES = 2_000_000  # of all pictures of a run, so that the page stays small
 _MOST_NAMES = 10  # columns of accuracies beside the cost
 _MOST_TASKS = 20  # of a matrix that is a table, and no picture
 
 
-def make_page(runs: list[runs_lib.RunGroup], *, title: str) -> str:
+def make_page(runs: list[run_groups.RunGroup], *, title: str) -> str:
     """Make the page about some runs as HTML.
 
     Args:
@@ -54,7 +49,7 @@ def make_page(runs: list[runs_lib.RunGroup], *, title: str) -> str:
         matrices=[_lay_out_matrix(name, runs) for name in _list_matrices(runs)],
         lives=_draw_lives(runs),
         loss=_draw_picture(_draw_loss, runs),
-        pictures=[(run.name, *found) for run in runs for found in _read_pictures(run)],
+        pictures=[(run.name, *pair) for run in runs for pair in _read_pictures(run)],
         cost=cost_table(runs),
         scalars=list_scalars(runs),
         differing=_list_differences(runs),
@@ -128,7 +123,7 @@ def format_seconds(value: float | None) -> str:
 
 def format_flops(value: float | None) -> str:
     """Write a number of FLOPs; "-" for None."""
-    return "-" if value is None else cost_lib.format_count(value).strip()
+    return "-" if value is None else cost.format_count(value).strip()
 
 
 def _format_estimate(run, value, form, delta=None) -> Cell:
@@ -163,10 +158,10 @@ def _format_estimate(run, value, form, delta=None) -> Cell:
 # Header
 
 
-def describe_runs(runs: list[runs_lib.RunGroup]) -> dict:
+def describe_runs(runs: list[run_groups.RunGroup]) -> dict:
     """Describe the runs and their progress."""
     dates = [_time_of_results(run) for run in runs]
-    judges = any(run.first_results.get("checkpoint") for run in runs)
+    evaluates_only = any(run.first_results.get("checkpoint") for run in runs)
     columns = ["run", "directory", "seeds", "tasks", "results of", "device", "jax"]
     rows = []
     for run, date in zip(runs, dates, strict=True):
@@ -181,15 +176,15 @@ def describe_runs(runs: list[runs_lib.RunGroup]) -> dict:
             device if spent["device"] else "-",
             spent.get("jax") or "-",
         ]
-        judged = f"{source.get('path', '-')} (step {source.get('step', '-')})"
-        rows.append((run.name, [*map(Cell, texts + [judged] * judges)]))
+        encoder_text = f"{source.get('path', '-')} (step {source.get('step', '-')})"
+        rows.append((run.name, [*map(Cell, texts + [encoder_text] * evaluates_only)]))
     count = f"{len(runs)} runs" if len(runs) > 1 else "1 run"
-    made = f"made by jaxcl {jaxcl.__version__}"
+    version = f"made by jaxcl {jaxcl.__version__}"
     return {
         "lead": _summary_sentence(runs),
-        "about": f"{count}, results of {_format_time(max(dates))}, {made}",
-        "runs": Table([*columns, *["encoder judged"] * judges], rows),
-        "remarks": [f"{line}." for run in runs for line in runs_lib.list_remarks(run)],
+        "about": f"{count}, results of {_format_time(max(dates))}, {version}",
+        "runs": Table([*columns, *["encoder judged"] * evaluates_only], rows),
+        "remarks": [f"{x}." for run in runs for x in run_groups.list_remarks(run)],
         "tasks": {
             run.name: "; ".join(f"{i + 1}: {name}" for i, name in enumerate(names))
             for run in runs
@@ -212,9 +207,9 @@ def _time_of_results(run) -> float:
     It is the time of the last logged row, or else the file's, which changes if the file
     is copied.
     """
-    rows = [own[-1] for own in run.logged_rows.values() if own]
+    rows = [log[-1] for log in run.logged_rows.values() if log]
     logged = [row["time"]["unix"] for row in rows if "unix" in row.get("time", {})]
-    files = (folder / results_lib.RESULTS for folder in run.folders.values())
+    files = (folder / result_file.RESULTS for folder in run.folders.values())
     return max(logged) if logged else max(file.stat().mtime for file in files)
 
 
@@ -257,17 +252,17 @@ def _lay_out_matrix(name, runs) -> dict:
 def _list_measures(name, runs, having) -> Table:
     """List the measures of one matrix, a row for each run that has the matrix."""
     measured = [numbers.mean_measures(run)[name] for run in having]
-    keys = [key for key in numbers.MEASURES if any(key in own for own in measured)]
+    keys = [key for key in numbers.MEASURES if any(key in x for x in measured)]
     before = [numbers.untrained_accuracy(run, name) for run in having]
     shows_before = any(estimate.mean is not None for estimate in before)
     rows = []
-    for run, own, first in zip(having, measured, before, strict=True):
+    for run, estimates, first in zip(having, measured, before, strict=True):
         cells = [Cell(str(len(run.results)))]
         for key in keys:
             delta = None
-            if key in own and run is not runs[0] and runs[0] in having:
+            if key in estimates and run is not runs[0] and runs[0] in having:
                 delta = numbers.mean_difference(run, runs[0], name, key)
-            value = own.get(key, numbers.UNKNOWN)
+            value = estimates.get(key, numbers.UNKNOWN)
             cells.append(_format_estimate(run, value, format_percent, delta))
         if shows_before:
             cells.append(_format_estimate(run, first, format_percent))
@@ -301,18 +296,18 @@ def _format_share(value) -> Cell:
 
 
 def _mean_cell(row) -> Cell:
-    known = row[np.isfinite(row)]
-    return Cell(format_percent(float(known.mean()) if len(known) else None))
+    measured = row[np.isfinite(row)]
+    return Cell(format_percent(float(measured.mean()) if len(measured) else None))
 
 
-def list_scalars(runs: list[runs_lib.RunGroup]) -> Table:
+def list_scalars(runs: list[run_groups.RunGroup]) -> Table:
     """List the last values of the evaluators' scalars, a row for each."""
     lasts = [numbers.mean_scalars(run, runs[0]) for run in runs]
     rows = []
     for name in numbers.list_names(lasts):
         cells = []
-        for run, own in zip(runs, lasts, strict=True):
-            last, delta = own.get(name, (numbers.UNKNOWN, None))
+        for run, scalars in zip(runs, lasts, strict=True):
+            last, delta = scalars.get(name, (numbers.UNKNOWN, None))
             delta = delta if run is not runs[0] and name in lasts[0] else None
             cells.append(_format_estimate(run, last, format_number, delta))
         rows.append((name, cells))
@@ -334,7 +329,7 @@ _SPENT = (
 )
 
 
-def cost_table(runs: list[runs_lib.RunGroup]) -> Table:
+def cost_table(runs: list[run_groups.RunGroup]) -> Table:
     """List the cost of each run, with its accuracies."""
     names, rows = _list_matrices(runs)[:_MOST_NAMES], []
     for run in runs:
@@ -364,7 +359,7 @@ def _encode_picture(data: bytes) -> str:
 def _draw_curves(runs, name, path) -> None:
     """Draw accuracy over the tasks so far, for runs with at least two evaluations."""
     curves = {run.name: compare.mean_curve(run, name) for run in runs}
-    curves = {key: found for key, found in curves.items() if len(found[0]) > 1}
+    curves = {key: curve for key, curve in curves.items() if len(curve[0]) > 1}
     if curves:
         plots.anytime(curves, path, task_ends=compare.list_task_ends(runs[0]))
 
@@ -383,15 +378,15 @@ def _draw_loss(runs, path) -> None:
 
 def _draw_lives(runs) -> list[tuple[str, str]]:
     """Draw the life of each encoder that was updated: name, picture."""
-    found = []
+    lives = []
     for run in runs:
         folder = next(iter(run.folders.values()))
         for matrix, points in read_lives(folder).items():
             title = matrix if len(runs) == 1 else f"{run.name}, {matrix}"
             drawn = _draw_picture(plots.life, points)
             if drawn is not None:
-                found.append((title, drawn))
-    return found
+                lives.append((title, drawn))
+    return lives
 
 
 def read_lives(run: epath.PathLike) -> dict[str, dict[int, plots.LifePoint]]:
@@ -401,17 +396,17 @@ def read_lives(run: epath.PathLike) -> dict[str, dict[int, plots.LifePoint]]:
       matrix -> number of the update -> what was measured.
     """
     lives: dict[str, dict[int, plots.LifePoint]] = {}
-    for path in lineage.list_updates(str(run)):
-        report = lineage.read_report(path) or {}
+    for path in updates.list_updates(str(run)):
+        report = updates.read_report(path) or {}
         compared = report.get("gate", {"matrices": {}})
         for matrix, pairs in compared["matrices"].items():
-            found = pairs["reference"]
-            first = found["before"]
+            interval = pairs["reference"]
+            first = interval["before"]
             lives.setdefault(matrix, {})[int(path.name)] = plots.LifePoint(
                 first,
-                found["after"],
-                first - found["high"],
-                first - found["low"],
+                interval["after"],
+                first - interval["high"],
+                first - interval["low"],
                 compared["limit"],
                 report["accepted"],
             )
@@ -429,13 +424,13 @@ def _read_pictures(run) -> list[tuple[str, str]]:
     files = [*sorted(pictures.glob("*.png")), *sorted(pictures.glob("*/*.png"))]
     files = [file for file in files if file.stem not in (*drawn, "curves")]
     files.sort(key=lambda file: file.stem != "summary")
-    found, left = [], _PICTURE_BYTES
+    drawings, left = [], _PICTURE_BYTES
     for file in files:
         data = file.read_bytes()
         if len(data) <= left:
-            found.append((file.stem.replace("_", " "), _encode_picture(data)))
+            drawings.append((file.stem.replace("_", " "), _encode_picture(data)))
             left -= len(data)
-    return found
+    return drawings
 
 
 # Configs
@@ -446,9 +441,9 @@ def _list_differences(runs) -> Table:
     having = [run for run in runs if run.configs.asked is not None]
     flats = [comparability.flatten(run.configs.asked) for run in having]
     rows = [
-        (path, [Cell(own.get(path, "not set")) for own in flats])
+        (path, [Cell(config.get(path, "not set")) for config in flats])
         for path in sorted(numbers.list_names(flats))
-        if len({own.get(path) for own in flats}) > 1
+        if len({config.get(path) for config in flats}) > 1
     ]
     return Table(["field", *(run.name for run in having)], rows)
 
@@ -456,16 +451,12 @@ def _list_differences(runs) -> Table:
 # The command
 
 
-def parser() -> argparse.ArgumentParser:
-    """Make the parser of the command's options."""
-    arguments = argparse.ArgumentParser(
-        prog="jaxcl report", description=__doc__.splitlines()[0]
-    )
-    add = arguments.add_argument
+def add_options(parser) -> None:
+    """Add the options of the command."""
+    add = parser.add_argument
     add("runs", nargs="+", metavar="RUN", help="run directories")
     add("--out", default="report.html", help="HTML file to write")
     add("--title", default=None, help="default: the runs' names")
-    return arguments
 
 
 def write_page(
@@ -481,21 +472,16 @@ def write_page(
     Raises:
       Refused, OSError: a directory holds no run, or the page cannot be written.
     """
-    runs = runs_lib.read_all(workdirs)
+    runs = run_groups.read_all(workdirs)
     title = title or ", ".join(run.name for run in runs)
     page = make_page(runs, title=title)
     epath.Path(out).write_text(page)
     return page
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run `jaxcl report`; return 2 if a directory holds no run."""
-    options = parser().parse_args(argv)
-    try:
-        page = write_page(options.runs, options.out, options.title)
-    except (Refused, OSError) as error:
-        print(f"jaxcl: {error}", file=sys.stderr)
-        return 2
+def main(options: argparse.Namespace) -> int:
+    """Run `jaxcl report`."""
+    page = write_page(options.runs, options.out, options.title)
     size = len(page.encode()) / 1000
     count = f"{len(options.runs)} runs" if len(options.runs) > 1 else "1 run"
     print(f"{options.out}: {count}, {size:,.0f} kB")

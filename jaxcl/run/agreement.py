@@ -38,17 +38,18 @@ def check(facts: Mapping[str, Any], advice: str) -> None:
         return
     data = json.dumps({name: repr(value) for name, value in facts.items()})
     every = [json.loads(x) for x in sharding.gather_bytes(data.encode())]
-    said = []
+    differences = []
     for name in sorted({name for one in every for name in one}):
         values = [one.get(name, "absent") for one in every]
         if len({*values}) > 1:
             each = (f"{value} in process {i}" for i, value in enumerate(values))
-            said.append(f"{name}: {', '.join(each)}")
-    if said:
-        more = f"; and {len(said) - _MOST} more" if len(said) > _MOST else ""
+            differences.append(f"{name}: {', '.join(each)}")
+    if differences:
+        rest = len(differences) - _MOST
+        more = f"; and {rest} more" if rest > 0 else ""
         raise Refused(
-            f"the processes of this run disagree: {'; '.join(said[:_MOST])}{more}. "
-            f"{advice}"
+            "the processes of this run disagree: "
+            f"{'; '.join(differences[:_MOST])}{more}. {advice}"
         )
 
 

@@ -31,8 +31,7 @@ from orbax.checkpoint import v1 as ocp
 from jaxcl import sharding
 from jaxcl.data import storage
 from jaxcl.errors import Refused
-from jaxcl.run import folder as folder_lib
-from jaxcl.run import results as results_lib
+from jaxcl.run import encoder_folder, result_file
 
 
 class Phase(enum.StrEnum):
@@ -109,12 +108,12 @@ def differences(saved: Any, like: Any, *, most: int = 3) -> str:
       like: wanted leaves, in the same places.
       most: number of leaves to name; further ones are counted.
     """
-    misfits = folder_lib.shape_mismatches(
+    misfits = encoder_folder.shape_mismatches(
         _describe_leaves(saved), _describe_leaves(like)
     )
-    said = [f"{name} is {a} in the checkpoint, {b} here" for name, a, b in misfits]
-    more = [f"and {len(said) - most} more"] if len(said) > most else []
-    return "; ".join(said[:most] + more)
+    lines = [f"{name} is {a} in the checkpoint, {b} here" for name, a, b in misfits]
+    more = [f"and {len(lines) - most} more"] if len(lines) > most else []
+    return "; ".join(lines[:most] + more)
 
 
 @jax.jit
@@ -135,10 +134,10 @@ def read_info(path: epath.PathLike) -> CheckpointInfo:
         with warnings.catch_warnings(action="ignore"):  # no shardings are given
             ocp.load(path)
         raise OSError(f"{path}: its leaves cannot be listed, though they can be read")
-    own = metadata.custom_metadata
-    if own["cursor_checksum"] != _text_sum(own["cursor"]):
+    custom = metadata.custom_metadata
+    if custom["cursor_checksum"] != _text_sum(custom["cursor"]):
         raise Refused("the checksum of its cursor does not match")
-    return CheckpointInfo(metadata.metadata, own["cursor"], own["checksum"])
+    return CheckpointInfo(metadata.metadata, custom["cursor"], custom["checksum"])
 
 
 def _text_sum(cursor: dict) -> str:
@@ -154,7 +153,7 @@ def load_leaves(path: epath.PathLike, like: Any, saved: CheckpointInfo) -> Any:
       path: the folder of the checkpoint.
       like: a tree with the shapes, types and shardings to restore to; the mesh may
         differ from the one that saved it.
-      saved: from `read_info`.
+      saved: description from `read_info`.
 
     Raises:
       Refused: a checksum does not match; or whatever Orbax raises.
@@ -369,7 +368,7 @@ def restore_start(
       start: directory of the other run.
       like, keep: arguments of `Checkpoints`.
       task_names: tasks of this run, perhaps more than the other's, see
-        `results.make_room`.
+        `result_file.make_room`.
 
     Raises:
       CheckpointError: the other run has not finished its task, or its state has other
@@ -390,6 +389,6 @@ def restore_start(
             f"config.start={start!r}: has not come to the end of a task; let it finish "
             "(config.first_tasks says how many it trains)"
         )
-    results = results_lib.make_room(restored.cursor["results"], task_names)
+    results = result_file.make_room(restored.cursor["results"], task_names)
     cursor = {**restored.cursor, "rows": 0, "seconds": {}, "results": results}
     return restored._replace(cursor=cursor)

@@ -36,9 +36,9 @@ def use_cache(choice: str) -> str | None:
       Refused: the folder named cannot be used: other users may write to it.
       OSError: it cannot be made.
     """
-    found = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
-    if found:
-        return found
+    current = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    if current:
+        return current
     if not choice:
         return None
     folder = pathlib.Path(choice) if choice != "auto" else _own_folder()
@@ -80,8 +80,8 @@ def _processor() -> str:
 
 def _check_folder(folder: pathlib.Path, choice: str) -> None:
     """Refuse a folder that others may write to, since its files are run as code."""
-    found = folder.stat()
-    if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    status = folder.stat()
+    if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise Refused(
             f"config.compile_cache={choice!r}: other users may write to {folder}, and "
             "programs from it are run; must be a folder that you alone may write to"
@@ -101,9 +101,9 @@ def trim_cache(folder: pathlib.Path, limit: int) -> None:
             files.append((path.stat(), path))
         except OSError:  # another run deletes, too
             continue
-    size = sum(found.st_size for found, _ in files)
-    for found, path in sorted(files, key=lambda x: max(x[0].st_atime, x[0].st_mtime)):
+    size = sum(status.st_size for status, _ in files)
+    for status, path in sorted(files, key=lambda x: max(x[0].st_atime, x[0].st_mtime)):
         if size <= limit:
             return
         path.unlink(missing_ok=True)
-        size -= found.st_size
+        size -= status.st_size

@@ -17,8 +17,10 @@ import numpy as np
 from absl import logging
 
 from jaxcl import core, sharding
+from jaxcl.data import stream
 from jaxcl.run import job
 
+LONG = 600  # seconds of training, above which a run says how long it takes
 PHASES = ("first_task", "later_tasks")  # of which the steps are counted apart
 
 
@@ -81,7 +83,7 @@ def count_flops(step: Callable, state: Any, batch: Any, task: int) -> int | None
 
     Args:
       step: (state, batch) -> (state, metrics), not jitted.
-      state, batch: its arguments, as shapes.
+      state, batch: arguments of the step, as shapes.
       task: number of the task, from 0; all but the first share a program.
     """
     leaves, tree = jax.tree.flatten((state, batch))
@@ -135,10 +137,12 @@ def sum_task_cost(
     work: job.Job, state: core.TrainState, task: int, clock: Clock
 ) -> TaskCost:
     """Sum up the cost of a task, with the FLOPs of a step, after its steps."""
-    steps, parts = int(state.step) - int(state.task_start), work.parts(task)
-    shapes = job.shapes(work.method, work.data, parts)
+    steps = int(state.step) - int(state.task_start)
+    num_batches = work.batches_per_step(task)
+    shapes = job.shapes(work.method, work.data, num_batches)
     flops = count_flops(work.method.step, *shapes, task=task)
-    images, machine = steps * work.data.batch_size * parts, sharding.describe(work.mesh)
+    images = steps * work.data.batch_size * num_batches
+    machine = sharding.describe(work.mesh)
     return TaskCost(steps, images, flops, clock.read(), machine)
 
 
@@ -146,7 +150,7 @@ def add_task(cost: dict, task: int, spent: TaskCost) -> dict:
     """Add the cost of a finished task, and sum over tasks; returns a new dict.
 
     Args:
-      cost: from `empty_cost` or `add_task`; not changed.
+      cost: cost from `empty_cost` or `add_task`; not changed.
       task: number of the task, from 0; replaced if it is there already.
       spent: cost of the task.
     """
@@ -175,6 +179,41 @@ def add_task(cost: dict, task: int, spent: TaskCost) -> dict:
     }
 
 
+def describe_duration(work: job.Job, seconds: float, steps: int) -> str:
+    """Say how long a run takes on this machine, and which choice is cheaper.
+
+    Args:
+      work: the run.
+      seconds: time of a step.
+      steps: number of steps that are left.
+
+    Returns:
+      One line; "" for a run of less than `LONG` seconds.
+    """
+    total = seconds * steps
+    if total < LONG:
+        return ""
+    epochs = max(stream.epochs_of_tasks(work.data.epochs))
+    fewer = max(int(epochs * LONG / total), 1)
+    ways = []
+    if fewer < epochs:
+        shorter = format_duration(total * fewer / epochs)
+        ways.append(f"--config.epochs={fewer}, {shorter}")
+    on_cpu = work.mesh.devices.flat[0].platform == "cpu"
+    if on_cpu and not work.data.graphs and work.config["encoder"]["name"] != "conv_net":
+        ways.append("own_images:FOLDER,encoder=conv_net,size=32")
+    said = f"{steps:,} steps take {format_duration(total)} on this machine, evaluation "
+    said += "left out; Ctrl-C saves"
+    return f"jaxcl: {said}. Cheaper: {'; or '.join(ways)}" if ways else f"jaxcl: {said}"
+
+
+def format_duration(seconds: float) -> str:
+    """Write a duration in a unit that suits it, as "about 5 h"."""
+    sizes = {"days": 86_400, "h": 3600, "min": 60}
+    unit = next((x for x, size in sizes.items() if seconds >= 2 * size), "min")
+    return f"about {max(round(seconds / sizes[unit]), 1)} {unit}"
+
+
 def format_line(cost: dict) -> str:
     """Write the known cost of all tasks so far, in one line.
 
@@ -184,17 +223,17 @@ def format_line(cost: dict) -> str:
     total = cost["total"]
     if total is None:
         return "cost: not measured"
-    parts = [] if total["flops"] is None else [f"{format_count(total['flops'])}FLOP"]
-    parts += [f"{total['steps']:,} steps", f"{total['images']:,} images"]
+    phrases = [] if total["flops"] is None else [f"{format_count(total['flops'])}FLOP"]
+    phrases += [f"{total['steps']:,} steps", f"{total['images']:,} images"]
     names = {"train": "training", "compile": "compiling", "evaluation": "evaluation"}
     seconds = {name: total[f"{key}_seconds"] for key, name in names.items()}
     times = [f"{_seconds(value)} {name}" for name, value in seconds.items()]
-    parts.append(f"{' + '.join(times)} on {cost['num_devices']} x {cost['device']}")
+    phrases.append(f"{' + '.join(times)} on {cost['num_devices']} x {cost['device']}")
     if total["peak_bytes"] is not None:
-        parts.append(f"{format_count(total['peak_bytes'])}B at the peak")
+        phrases.append(f"{format_count(total['peak_bytes'])}B at the peak")
     tasks = sum(task is not None for task in cost["per_task"])
     of = f" of {tasks} tasks" if tasks > 1 else ""
-    return f"cost{of}: {', '.join(parts)}"
+    return f"cost{of}: {', '.join(phrases)}"
 
 
 def _seconds(value) -> str:

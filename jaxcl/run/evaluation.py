@@ -10,10 +10,10 @@ import numpy as np
 from absl import logging
 from etils import epath
 
-from jaxcl import core, lookup, schema
+from jaxcl import core, lookup, plots, schema
 from jaxcl.data.augment import images as augment_images
 from jaxcl.errors import Refused
-from jaxcl.evals import features, plots
+from jaxcl.evals import embedding
 from jaxcl.run import job, record
 
 
@@ -112,7 +112,7 @@ def make(
     """
     if parts.stream.evaluation is not None and evaluators:
         _check_evaluation(parts)
-    judges, pictures, charts = {}, {}, []
+    measuring, pictures, charts = {}, {}, []
     for key, section in evaluators.items():
         checked = read_entry(key, section)
         if checked.skip:
@@ -136,12 +136,13 @@ def make(
             last_only = evaluate.last_only
         if last_only:
             evaluate = AtTheEnd(evaluate.evaluate, len(parts.stream.tasks) - 1)
-        (pictures if checked.draws else judges)[key] = evaluate
-    return job.Evaluation(judges, pictures if plots else {}, tuple(charts), untrained)
+        (pictures if checked.draws else measuring)[key] = evaluate
+    pictures = pictures if plots else {}
+    return job.Evaluation(measuring, pictures, tuple(charts), untrained)
 
 
 def run_evaluators(
-    judges: dict[str, Callable],
+    evaluators: dict[str, Callable],
     state: core.TrainState,
     task: int,
     recorder: record.Recorder,
@@ -151,7 +152,7 @@ def run_evaluators(
     """Run every evaluator that measures, and log the results.
 
     Args:
-      judges: evaluators from `make`.
+      evaluators: evaluators from `make`.
       state: core.TrainState to evaluate.
       task: number of the task just finished, or the present task's.
       recorder: log that also takes the seconds of each evaluator.
@@ -163,8 +164,8 @@ def run_evaluators(
       nothing is logged.
     """
     rows, scalars, answers, spent, warnings = {}, {}, {}, {}, []
-    with features.share_passes():
-        for key, evaluate in judges.items():
+    with embedding.share_passes():
+        for key, evaluate in evaluators.items():
             if stop():
                 return None
             began = time.monotonic()
@@ -174,8 +175,8 @@ def run_evaluators(
             scalars |= {f"{key}/{name}": x for name, x in result.scalars.items()}
             answers |= {f"{key}/{n}": x for n, x in (result.answers or {}).items()}
             warnings += _log_warnings(result.warnings, key, state, task)
-    found = {"eval": {**rows, **scalars}, "time": {"evaluation": spent}}
-    recorder.log(int(state.step), task, **found)
+    measured = {**rows, **scalars}
+    recorder.log(int(state.step), task, eval=measured, time={"evaluation": spent})
     return core.Result(rows, scalars, tuple(warnings), answers)
 
 
@@ -195,10 +196,10 @@ def draw_pictures(
 
 def _log_warnings(warnings, key, state, task: int) -> list[str]:
     """Log the warnings of an evaluator, each with its entry of the config."""
-    said = [f"config.evaluators.{key}: {words}" for words in warnings]
-    for words in said if jax.process_index() == 0 else ():
+    messages = [f"config.evaluators.{key}: {words}" for words in warnings]
+    for words in messages if jax.process_index() == 0 else ():
         logging.warning("task %d, step %d: %s", task + 1, int(state.step), words)
-    return said
+    return messages
 
 
 def _warn_of_nan(result: core.Result) -> core.Result:

@@ -7,22 +7,21 @@ import jax
 import numpy as np
 from etils import epath
 
-from jaxcl import lookup, numerics
+from jaxcl import lookup, numerics, plots
 from jaxcl.data import identity
 from jaxcl.errors import Refused
-from jaxcl.evals import plots
 from jaxcl.run import (
     cost,
     job,
     lock,
+    log_file,
     overview,
+    result_file,
     seeds,
     terminal,
     train,
     transfer,
 )
-from jaxcl.run import results as results_lib
-from jaxcl.run import rows as rows_lib
 
 
 @numerics.pinned()
@@ -45,8 +44,8 @@ def run_job(
       step: `job.compile_step(work)`, if several runs share the program.
 
     Returns:
-      The results, see `results.empty_results`, with "finetune" if measured; for several
-      seeds their `seeds.summary`.
+      The results, see `result_file.empty_results`, with "finetune" if measured; for
+      several seeds their `seeds.summary`.
     """
     workdir = epath.Path(workdir)
     with terminal.outlive_terminal(), lock.hold_lock(workdir):
@@ -64,18 +63,18 @@ def _run_one(work, workdir, stop, step):
     if trains:
         step = step or job.compile_step(work)
         results = train.run_tasks(work, workdir, stop=stop, step=step)
-        if work.evaluation.alone is not None:
-            alone = work.evaluation.alone
-            if callable(alone):
-                alone = single_tasks(work, workdir / "single", stop=stop, step=step)
-            results["finetune"] = results_lib.to_json(alone)
+        if (accuracies := work.evaluation.single_tasks) is not None:
+            if callable(accuracies):
+                place = workdir / "single"
+                accuracies = single_tasks(work, place, stop=stop, step=step)
+            results["finetune"] = result_file.jsonable(accuracies)
     else:
         results = transfer.run_transfer(work, workdir, stop=stop)
     results |= _identify_data(workdir)
     if jax.process_index() == 0:
-        results_lib.write_results(workdir, results)
-        if told := format_results(results):
-            print(told, flush=True)
+        result_file.write_results(workdir, results)
+        if table := format_results(results):
+            print(table, flush=True)
         if trains and work.logging.plots:
             with plots.optional(str(workdir / "plots")):
                 draw_run(work, workdir, results)
@@ -86,12 +85,12 @@ def _run_seeds(work, workdir, stop):
     """Run every seed, and summarise their results."""
     results, step = {}, None
     for seed in work.seeds:
-        own = _make_seed_job(work, seed)
+        seed_job = _make_seed_job(work, seed)
         # The compiled step does not depend on the seed.
-        step = step or job.compile_step(own)
+        step = step or job.compile_step(seed_job)
         place = workdir / seeds.folder(seed)
         with lock.hold_lock(place):
-            results[seed] = _run_one(own, place, stop, step)
+            results[seed] = _run_one(seed_job, place, stop, step)
     summary = seeds.summary(results)
     if jax.process_index() == 0:
         seeds.write_summary(workdir, summary)
@@ -101,11 +100,11 @@ def _run_seeds(work, workdir, stop):
 
 def _identify_data(workdir) -> dict:
     """Describe the data of a run: rows of each split, and a digest of all of them."""
-    known = identity.read_identity(workdir)
-    if known is None:
+    data = identity.read_identity(workdir)
+    if data is None:
         return {}
-    rows = {split: len(known.rows(split)) for split in known.splits()}
-    return {"data": {"digest": known.digest(), "rows": rows}}
+    rows = {split: len(data.rows(split)) for split in data.splits()}
+    return {"data": {"digest": data.digest(), "rows": rows}}
 
 
 def _make_seed_job(work, seed):
@@ -134,7 +133,7 @@ def single_tasks(
       Matrix name -> list with FT_i of each task, None for a task that is not trained.
     """
     tasks, accuracies = work.stream.tasks, {}
-    single = work.evaluation.alone(work)
+    single = work.evaluation.single_tasks(work)
     step = step if single.method is work.method else job.compile_step(single)
     for i, task in enumerate(tasks[: work.loop.first_tasks]):
         accuracy = _train_single_task(single, step, i, task, workdir, stop)
@@ -146,8 +145,8 @@ def single_tasks(
 def _train_single_task(single, step, i, task, workdir, stop):
     """Train or resume the run on task i alone; return matrix name -> FT_i."""
     evaluators = {
-        name: lambda state, _, judge=judge: judge(state, i)
-        for name, judge in single.evaluation.evaluators.items()
+        name: lambda state, _, evaluate=evaluate: evaluate(state, i)
+        for name, evaluate in single.evaluation.evaluators.items()
     }
     tasks = single.stream._replace(tasks=(task._replace(index=0),))
     only = single._replace(
@@ -162,7 +161,7 @@ def _train_single_task(single, step, i, task, workdir, stop):
     return {name: matrix[0][i] for name, matrix in results["matrices"].items()}
 
 
-# Columns of `format_results`: measure of `results.summary` -> title
+# Columns of `format_results`: measure of `result_file.summary` -> title
 _MEASURES = {"average_accuracy": "average"}
 _MEASURES |= {name: name for name in ("forgetting", "stability", "plasticity")}
 
@@ -171,8 +170,8 @@ def format_results(results: dict) -> str:
     """Write the measures of a run, one line per matrix, in percent."""
     titles = {**_MEASURES, "untrained": "untrained"}
     lines = []
-    for name, measures in results_lib.summary(results).items():
-        measures["untrained"] = results_lib.untrained(results, name)
+    for name, measures in result_file.summary(results).items():
+        measures["untrained"] = result_file.untrained(results, name)
         values = (measures.get(key) for key in titles)
         cells = (f"{'-':>12}" if v is None else f"{100 * v:12.1f}" for v in values)
         lines.append(f"{name:28}" + "".join(cells))
@@ -181,7 +180,7 @@ def format_results(results: dict) -> str:
         lines.insert(0, f"{'after the last task (%)':28}" + "".join(heads))
     if results["cost"]["total"] is not None:
         lines.append(cost.format_line(results["cost"]))
-    if worse := results_lib.below_untrained(results):
+    if worse := result_file.below_untrained(results):
         text = f"{', '.join(worse)}: below the untrained network. Look at the pictures "
         text += "of plots/: do they show whole objects? Try more epochs, a smaller "
         text += "optimizer.lr, or an encoder that is trained already (config.start)"
@@ -199,7 +198,7 @@ def closing(
       workdir: the run directory.
     """
     where, several = epath.Path(workdir), isinstance(work, seeds.SeedRuns)
-    lines = [f"Results   {where / ('seed_N' if several else results_lib.RESULTS)}"]
+    lines = [f"Results   {where / ('seed_N' if several else result_file.RESULTS)}"]
     pictures = where / "plots"
     if pictures.exists():
         summary = (pictures / "summary.png").exists()
@@ -225,19 +224,19 @@ def draw_run(work: job.Job, workdir: epath.PathLike, results: dict) -> None:
     for name in results["matrices"]:
         path = folder / f"{name.replace('/', '_')}.png"
         with plots.optional(str(path)):
-            matrix, title = results_lib.matrix(results, name), plots.write_title(name)
+            matrix, title = result_file.matrix(results, name), plots.write_title(name)
             names = results["task_names"]
             plots.accuracy_matrix(matrix, path, title=title, task_names=names)
     with plots.optional(str(folder / "summary.png")):
         _draw_summary(work, results, folder / "summary.png")
-    rows = rows_lib.read_rows(workdir)
+    rows = log_file.read_rows(workdir)
     for chart in work.evaluation.charts:
         with plots.optional("a chart of an evaluator"):
             chart(rows, folder)
     with plots.optional(str(folder / "curves.png")):
         plots.curves(rows, folder / "curves.png")
     ends = {row["task"]: row["step"] for row in rows}  # the last row of each task
-    for name in work.method.drawn:
+    for name in work.method.plotted_metrics:
         with plots.optional(str(folder / f"{name}.png")):
             _draw_metric(rows, name, [*ends.values()], folder / f"{name}.png")
 
@@ -254,7 +253,7 @@ def _draw_summary(work, results, path) -> None:
     """Draw images of the tasks, if they are in memory, above accuracy over tasks."""
     name, met = None, []
     for key in results["matrices"]:
-        matrix = results_lib.matrix(results, key)
+        matrix = result_file.matrix(results, key)
         means = [row[: t + 1].mean() for t, row in enumerate(matrix)]
         done = [x for x in means if np.isfinite(x)]  # of tasks trained and judged
         is_longer = len(done) > max(len(met), 1) and done == means[: len(done)]
@@ -265,7 +264,7 @@ def _draw_summary(work, results, path) -> None:
     examples = work.stream.dataset.train
     if examples.images is None or examples.images.shape[-1] not in (1, 3):
         return
-    method, before = work.config["method"], results_lib.untrained(results, name)
+    method, before = work.config["method"], result_file.untrained(results, name)
     curves = {lookup.name_of(method.get("strategy")) or method["name"]: met}
     curves |= {} if before is None else {"untrained": [before]}
     tasks = work.stream.tasks[:8]

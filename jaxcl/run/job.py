@@ -65,9 +65,9 @@ class Evaluation(NamedTuple):
     pictures: dict[str, Callable] = {}  # the same, for evaluators that only draw
     charts: tuple[Callable, ...] = ()  # (rows of metrics.jsonl, folder), after the run
     untrained: bool = False  # evaluate before the first step, too
-    # This job -> that which trains a task alone; or FT_i of another run, by matrix
+    # This job -> the job that trains a task alone; or FT_i of another run, by matrix
     # name. None: FT_i is not measured.
-    alone: Callable | dict | None = None
+    single_tasks: Callable | dict | None = None
 
 
 class Logging(NamedTuple):
@@ -97,14 +97,14 @@ class Job(NamedTuple):
         """Return the tasks."""
         return self.data.stream
 
-    def parts(self, task: int) -> int:
-        """Count the batches that each step of a task takes, see `core.Method.parts`."""
-        return self.method.parts(self.stream.tasks[task])
+    def batches_per_step(self, task: int) -> int:
+        """Count the batches that each step of a task takes side by side."""
+        return self.method.batches_per_step(self.stream.tasks[task])
 
 
 def schedule(job: Job, source: stream.Source, task: int) -> stream.Schedule:
     """Plan the rows that each step of a task reads, from seed, task and epoch."""
-    data, size = job.data, job.data.batch_size * job.parts(task)
+    data, size = job.data, job.data.batch_size * job.batches_per_step(task)
     return stream.schedule(
         source, seed=data.seed, task=task, epochs=data.epochs, batch_size=size
     )
@@ -142,7 +142,7 @@ def begin_task(job: Job, state: core.TrainState, task: stream.Task) -> core.Trai
 
 def _host_batches(job: Job, source: stream.Source, task: int, start: int) -> Generator:
     """Yield this process's share of a task's batches, from its step `start` on."""
-    data, parts = job.data, job.parts(task)
+    data, num_batches = job.data, job.batches_per_step(task)
     if data.graphs:  # every process reads all rows, see `feed_batches`
         return graph_batches.batches(
             source,
@@ -150,7 +150,7 @@ def _host_batches(job: Job, source: stream.Source, task: int, start: int) -> Gen
             task=task,
             epochs=data.epochs,
             batch_size=data.batch_size,
-            parts=parts,
+            num_batches=num_batches,
             start=start,
         )
     read = functools.partial(
@@ -164,28 +164,29 @@ def _host_batches(job: Job, source: stream.Source, task: int, start: int) -> Gen
         process_index=jax.process_index(),
         process_count=jax.process_count(),
     )
-    size = data.batch_size * parts
-    own = read(source, seed=data.seed, epochs=data.epochs, batch_size=size)
-    if parts > 1:
-        own = _combine_readers([own], functools.partial(_side_by_side, parts=parts))
+    size = data.batch_size * num_batches
+    batches = read(source, seed=data.seed, epochs=data.epochs, batch_size=size)
+    if num_batches > 1:
+        divide = functools.partial(_side_by_side, count=num_batches)
+        batches = _combine_readers([batches], divide)
     if job.method.labelled:
         more = _labelled(job, source, task, read)
-        own = _combine_readers(
-            [own, more], lambda batch, rows: batch | {"labelled": rows}
+        batches = _combine_readers(
+            [batches, more], lambda batch, rows: batch | {"labelled": rows}
         )
-    return own
+    return batches
 
 
 def _labelled(job, source, task, read) -> Iterator:
     """Yield labelled batches of the whole train split, one for each step or more."""
     train, size = job.stream.dataset.train, job.data.batch_size
-    whole = stream.Source(train, np.arange(stream.count_rows(train)))
+    split = stream.Source(train, np.arange(stream.count_rows(train)))
     steps = len(schedule(job, source, task))
     # Their epochs are not the task's: as many as its steps need.
-    epochs = -(-steps // max(len(whole.rows) // size, 1))
+    epochs = -(-steps // max(len(split.rows) // size, 1))
     # NumPy reads a seed as 32-bit words: this one has a word more than the task's.
     seed = job.data.seed + (_LABELLED << 32)
-    return read(whole, seed=seed, epochs=epochs, batch_size=size)
+    return read(split, seed=seed, epochs=epochs, batch_size=size)
 
 
 def _combine_readers(readers, combine):
@@ -201,11 +202,11 @@ def _combine_readers(readers, combine):
             yield combine(batch, *[next(other) for other in others])
 
 
-def _side_by_side(batch, parts):
-    """Divide a batch [B * P, ...] into leaves [P, B, ...]; row i goes to part i % P."""
+def _side_by_side(batch, count):
+    """Divide leaves [B * P, ...] into [P, B, ...]; row i goes to batch i % P."""
 
     def divide(x):
-        rows = x.reshape(-1, parts, *x.shape[1:])
+        rows = x.reshape(-1, count, *x.shape[1:])
         return np.ascontiguousarray(np.moveaxis(rows, 1, 0))
 
     return jax.tree.map(divide, batch)
@@ -265,29 +266,30 @@ def initial_state(job: Job) -> core.TrainState:
     return init(numerics.make_key(job.data.seed), _example(job.method, job.data))
 
 
-def shapes(method: core.Method, data: Data, parts: int = 1) -> tuple:
+def shapes(method: core.Method, data: Data, num_batches: int = 1) -> tuple:
     """Return the (state, batch) that the method's step takes, as shapes.
 
-    Batches of graphs have a few sizes: the most frequent one is returned.
+    A step takes `num_batches` batches, see `Job.batches_per_step`. Batches of
+    graphs have a few sizes: the most frequent one is returned.
     """
     example, lead = _example(method, data), (data.batch_size,)
-    lead = (parts, *lead) if parts > 1 else lead
+    lead = (num_batches, *lead) if num_batches > 1 else lead
     batch = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((*lead, *x.shape[1:]), x.dtype),
         example,
     )
     if data.graphs:
         batch = graph_batches.blank_batch(
-            data.stream.dataset.train, data.batch_size, parts
+            data.stream.dataset.train, data.batch_size, num_batches
         )
         batch = jax.eval_shape(lambda: batch)
     key = numerics.make_key(data.seed)
     return jax.eval_shape(method.init, key, example), batch
 
 
-def placed_shapes(method: core.Method, data: Data, mesh, parts: int = 1) -> tuple:
+def placed_shapes(method: core.Method, data: Data, mesh, num_batches: int = 1) -> tuple:
     """Return `shapes` with the shardings that the step is traced with."""
-    state, batch = shapes(method, data, parts)
+    state, batch = shapes(method, data, num_batches)
     everywhere = jax.tree.map(lambda _: sharding.replicated(mesh), batch)
     return jax.tree.map(
         lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
@@ -329,8 +331,8 @@ def trace_step(work: Job) -> Job:
     method = method._replace(
         init=sharding.traced_once(method.init), step=sharding.traced_once(method.step)
     )
-    for parts in {method.parts(task) for task in data.stream.tasks}:
-        jax.eval_shape(method.step, *placed_shapes(method, data, work.mesh, parts))
+    for count in {method.batches_per_step(task) for task in data.stream.tasks}:
+        jax.eval_shape(method.step, *placed_shapes(method, data, work.mesh, count))
     return work._replace(method=method)
 
 
@@ -357,7 +359,7 @@ def _take_batch(job: Job, resident: dict, batches: dict, i) -> dict:
     if not resident:
         return batch
     batch = _read_rows(resident, batch, job.stream.dataset.train.images.shape[1:])
-    # Images end in three axes; before them come parts, if any, and examples.
+    # Images end in three axes; before them come batches, if several, and examples.
     split = sharding.split_sharding(job.mesh, axis=batch["image"].ndim - 4)
     return jax.lax.with_sharding_constraint(batch, split)
 
@@ -410,7 +412,7 @@ def feed_batches(job: Job, source: stream.Source, task: int, start: int) -> Gene
     loop, total = job.loop, len(plan)
     stops = [loop.save_every, loop.eval_every]
     stops += [plan.steps_per_epoch] if loop.counts_epochs else []
-    axis = 2 if job.parts(task) > 1 else 1
+    axis = 2 if job.batches_per_step(task) > 1 else 1
     host = _host_batches(job, source, task, start)
 
     def grouped():

@@ -21,6 +21,7 @@ from etils import epath
 
 from jaxcl import sharding
 from jaxcl.data import storage
+from jaxcl.errors import Refused
 
 FILE = "lock.json"
 JOB = "JAXCL_JOB"  # environment variable: name of the job of a launcher
@@ -29,7 +30,7 @@ _PATIENCE = 1.0  # seconds; a process that only checks the config is done sooner
 _locks = {}  # absolute path of a directory -> Lock, of this process
 
 
-class LockHeldError(RuntimeError):
+class LockHeldError(Refused):
     """Another process works in the directory; the message says which."""
 
 
@@ -132,21 +133,21 @@ def _describe_process() -> dict:
     }
 
 
-def _acquire(path, mine) -> contextlib.ExitStack:
+def _acquire(path, claim) -> contextlib.ExitStack:
     """Write the owner into the file; return what frees the file when closed."""
-    data = json.dumps(mine).encode()
+    data = json.dumps(claim).encode()
     with contextlib.ExitStack() as stack:
         if storage.in_bucket(path):
             has_flock, is_done = False, _create_object(path, data)
         else:
             has_flock, is_done = _lock_file(path, stack), False
         if not is_done:
-            _check_gone(path, mine, has_flock)
+            _check_gone(path, claim, has_flock)
             path.write_bytes(data)
         if not is_done and not has_flock:
             # Of two that take over at once the first sees what the second wrote.
             time.sleep(_PATIENCE)
-            if (owner := _read_owner(path)) != mine:
+            if (owner := _read_owner(path)) != claim:
                 raise _refusal(path, owner)
         return stack.pop_all()
 
@@ -198,16 +199,16 @@ def _read_owner(path) -> dict:
     return {}
 
 
-def _check_gone(path, mine, has_flock) -> None:
+def _check_gone(path, claim, has_flock) -> None:
     """Raise `LockHeldError` unless the owner of a found lock is known to be gone."""
     owner = _read_owner(path)
     if not owner:
         return
-    if owner["boot"] == mine["boot"]:  # this machine
+    if owner["boot"] == claim["boot"]:  # this machine
         is_gone = has_flock or not _is_alive(owner["pid"])
     else:  # a machine that has restarted, or a job that was started again
-        same_job = owner["job"] is not None and owner["job"] == mine["job"]
-        is_gone = owner["host"] == mine["host"] or same_job
+        same_job = owner["job"] is not None and owner["job"] == claim["job"]
+        is_gone = owner["host"] == claim["host"] or same_job
     if not is_gone:
         raise _refusal(path, owner)
     logging.warning("%s: taken over from process %s", path.parent, owner["pid"])

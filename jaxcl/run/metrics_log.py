@@ -82,7 +82,7 @@ class MetricsMeter:
         """
         now, (last_time, last_step) = time.monotonic(), self._last
         self._last = now, step
-        rows = self._work.data.batch_size * self._work.parts(self._task)
+        rows = self._work.data.batch_size * self._work.batches_per_step(self._task)
         self._speed = (step - last_step) * rows / max(now - last_time, 1e-9)
 
 

@@ -8,8 +8,7 @@ import numpy as np
 
 from jaxcl import lookup, schema, sharding
 from jaxcl.data import listing, stream
-from jaxcl.run import job, seeds, transfer
-from jaxcl.run import results as results_lib
+from jaxcl.run import job, result_file, seeds, transfer
 
 
 def describe_run(
@@ -24,18 +23,18 @@ def describe_run(
     """
     if isinstance(work, seeds.SeedRuns):
         named = f"seeds {work.seeds[0]} to {work.seeds[-1]}; each: "
-        told = named + _describe_training(work.make(work.seeds[0]))
+        text = named + _describe_training(work.make(work.seeds[0]))
     elif isinstance(work, job.Job):
-        told = _describe_training(work)
+        text = _describe_training(work)
     else:
-        told = _describe_transfer(work)
-    return f"jaxcl: {os.fspath(workdir)}: {told}"
+        text = _describe_transfer(work)
+    return f"jaxcl: {os.fspath(workdir)}: {text}"
 
 
 def _describe_training(work) -> str:
     done = 0  # tasks that the run of config.start has finished
-    if work.loop.start and results_lib.has_results(work.loop.start):
-        done = results_lib.count_finished(results_lib.read_results(work.loop.start))
+    if work.loop.start and result_file.has_results(work.loop.start):
+        done = result_file.count_finished(result_file.read_results(work.loop.start))
     return (
         f"{_name_method(work)} on {_describe_data(work, done)}\n"
         f"jaxcl: {_describe_work(work, done)}\n"
@@ -52,12 +51,12 @@ def describe_set(tasks: stream.Stream) -> str:
         for name, x in splits.items()
         if x is not None
     )
-    said = [f"{data.name}: {', '.join(rows)}"]
+    phrases = [f"{data.name}: {', '.join(rows)}"]
     if data.class_names:
-        said.append(f"classes: {listing.say_names(data.class_names)}")
+        phrases.append(f"classes: {listing.say_names(data.class_names)}")
     if len(tasks.tasks) > 1:
-        said.append(f"tasks: {listing.say_names([x.name for x in tasks.tasks], 12)}")
-    return "; ".join([*said, *data.notes])
+        phrases.append(f"tasks: {listing.say_names([x.name for x in tasks.tasks], 12)}")
+    return "; ".join([*phrases, *data.notes])
 
 
 def _name_method(work) -> str:
@@ -76,13 +75,13 @@ def _describe_data(work, done) -> str:
     rows = np.unique(np.concatenate([task.train.rows for task in tasks.tasks]))
     side = work.config["augment"].get("size")
     what = "graphs" if work.data.graphs else f"images of {side} x {side} pixels"
-    said = (
+    text = (
         f"{tasks.dataset.name}: {len(rows):,} {what} in {_format_count(count, 'task')}"
     )
-    said += f", {done} of them done" if done else ""
+    text += f", {done} of them done" if done else ""
     if tasks.evaluation is not None:
-        said += f", {stream.count_rows(tasks.evaluation):,} for evaluation"
-    return said
+        text += f", {stream.count_rows(tasks.evaluation):,} for evaluation"
+    return text
 
 
 def _format_count(number, what) -> str:
@@ -95,21 +94,18 @@ def _describe_work(work, done) -> str:
     params = job.shapes(work.method, work.data)[0].params
     sizes = [section[key] for key in ("depth", "size", "width") if section.get(key)]
     net = " ".join(map(str, [section["name"], *sizes[:1]]))
-    whole, own = _count_numbers(params), _count_numbers(params.get("encoder", params))
-    heads = f" ({whole:,} with heads)" if whole > own else ""
+    total, size = map(_count_numbers, (params, params.get("encoder", params)))
+    heads = f" ({total:,} with heads)" if total > size else ""
     plans = job.plain_schedules(work.data)[done : work.loop.first_tasks]
     epochs = "/".join(map(str, stream.epochs_of_tasks(work.data.epochs)))
     most = "up to " if work.loop.patience else ""
-    alone = (
-        ""
-        if not callable(work.evaluation.alone)
-        else "; then each task alone, for FT_i"
-    )
-    found = sharding.describe(work.mesh)
+    trains_again = callable(work.evaluation.single_tasks)
+    single = "; then each task alone, for FT_i" if trains_again else ""
+    hardware = sharding.describe(work.mesh)
     return (
-        f"{net}, {own:,} parameters{heads}; {sum(map(len, plans)):,} steps of "
+        f"{net}, {size:,} parameters{heads}; {sum(map(len, plans)):,} steps of "
         f"{work.data.batch_size}, {most}{_format_count(epochs, 'epoch')} a task, on "
-        f"{found['num_devices']} x {found['device']}{alone}"
+        f"{hardware['num_devices']} x {hardware['device']}{single}"
     )
 
 

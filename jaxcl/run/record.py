@@ -9,9 +9,7 @@ import time
 
 from etils import epath
 
-from jaxcl.run import progress as progress_lib
-from jaxcl.run import results
-from jaxcl.run import rows as rows_lib
+from jaxcl.run import log_file, progress_bar, result_file
 from jaxcl.run.loggers import tensorboard as tensorboard_lib
 
 
@@ -44,18 +42,18 @@ class Recorder:
         every=10.0,
     ):
         self._write, self._loggers = write, []
-        self._progress = progress_lib.Progress(
+        self._progress = progress_bar.Progress(
             num_tasks=num_tasks, mode=progress, every=every
         )
         if not write:
             return
         directory = epath.Path(workdir)
         directory.mkdir(parents=True, exist_ok=True)
-        path = directory / rows_lib.FILE
-        self._rows = rows_lib.RowFile(path, rows)
+        path = directory / log_file.FILE
+        self._rows = log_file.RowFile(path, rows)
         try:
             if makes := [*([tensorboard_lib.make] if tensorboard else []), *loggers]:
-                before = rows_lib.read_rows(directory)
+                before = log_file.read_rows(directory)
             for make in makes:
                 self._loggers.append(make(directory, before))
         except BaseException:
@@ -72,13 +70,13 @@ class Recorder:
         Args:
           step: batches trained on since the run began.
           task: number of the present task, from 0.
-          values: values that `results.to_json` takes.
+          values: values that `result_file.jsonable` takes.
         """
         if not self._write:
             return
         clock = {"unix": time.time(), **values.pop("time", {})}
         row = {"step": int(step), "task": int(task), **values, "time": clock}
-        row = results.to_json(row)
+        row = result_file.jsonable(row)
         self._rows.append(row)
         for logger in self._loggers:
             logger.write(row)

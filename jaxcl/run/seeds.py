@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from etils import epath
 
-from jaxcl.run import results as results_lib
+from jaxcl.run import result_file
 
 SUMMARY = "seeds.json"
 _PREFIX = "seed_"
@@ -42,17 +42,17 @@ def mean_and_error(values: Iterable[float | None]) -> dict:
     count = len(values)
     error = values.std(ddof=1) / math.sqrt(count) if count > 1 else None
     mean = values.mean() if count else None
-    return results_lib.to_json({"mean": mean, "error": error, "seeds": count})
+    return result_file.jsonable({"mean": mean, "error": error, "seeds": count})
 
 
 def measures(results: dict) -> dict:
-    """Compute `results.summary`, with one number in place of the curve over tasks.
+    """Compute `result_file.summary`, with one number in place of the curve over tasks.
 
     Returns:
       matrix name -> measure -> number or None; "anytime" is the mean over tasks of
       the average accuracy after each.
     """
-    by_matrix = results_lib.summary(results)
+    by_matrix = result_file.summary(results)
     for own_measures in by_matrix.values():
         curve = own_measures.pop("average_accuracy_per_task")
         complete = curve and None not in curve
@@ -64,7 +64,7 @@ def summary(results: dict[int, dict]) -> dict:
     """Compute mean and standard error over seeds of every measure of `measures`.
 
     Args:
-      results: seed -> results, see `results.empty_results`.
+      results: seed -> results, see `result_file.empty_results`.
 
     Returns:
       matrix name -> measure -> {"mean", "error", "seeds"}.
@@ -73,7 +73,7 @@ def summary(results: dict[int, dict]) -> dict:
     return {
         name: {
             measure: mean_and_error(
-                [own.get(name, {}).get(measure) for own in of_seeds]
+                [values.get(name, {}).get(measure) for values in of_seeds]
             )
             for measure in of_seeds[0][name]
         }
@@ -103,4 +103,4 @@ def percent(spread: dict) -> str:
 
 def write_summary(workdir: epath.PathLike, summary: dict) -> None:
     """Write the summary into the directory of all seeds."""
-    results_lib.write_json(epath.Path(workdir) / SUMMARY, summary)
+    result_file.write_json(epath.Path(workdir) / SUMMARY, summary)

@@ -1,16 +1,36 @@
-"""Colour text, if the terminal has colours; outlive a terminal that is gone."""
+"""Print errors; colour text if the terminal has colours; outlive a closed terminal."""
 
 import contextlib
 import errno
 import io
+import logging
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from typing import Literal, TextIO
 
 # Errors of a full disk, which may have room again
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _CODES = {"good": 32, "bad": 31, "strong": 1}
+BUG = 70  # the exit code, as EX_SOFTWARE of sysexits.h
+
+
+def complain(message: object, code: int = 2) -> int:
+    """Print one line on stderr; return the exit code."""
+    name = style_text("jaxcl:", "bad", sys.stderr)
+    print(f"{name} {message}", file=sys.stderr, flush=True)
+    return code
+
+
+def report_bug() -> int:
+    """Print the present traceback and ask for a report; return the exit code."""
+    traceback.print_exc()
+    return complain(
+        "this is a bug of jaxcl: please report it with the lines above and what "
+        "`jaxcl --version --verbose` prints",
+        code=BUG,
+    )
 
 
 def style_text(
@@ -30,6 +50,27 @@ def style_text(
     if plain or not file.isatty():
         return text
     return f"\033[{_CODES[style]}m{text}\033[0m"
+
+
+class _PlainHandler(logging.Handler):
+    """Prints a log record as "jaxcl: warning: MESSAGE", over a progress bar if any."""
+
+    def emit(self, record) -> None:
+        """Print the line of a record on stderr."""
+        level = style_text(f"{record.levelname.lower()}:", "bad", sys.stderr)
+        clear = "\r\033[K" if sys.stderr.isatty() else ""
+        line = f"{clear}jaxcl: {level} {record.getMessage()}"
+        print(line, file=sys.stderr, flush=True)
+
+
+def use_plain_warnings() -> None:
+    """Log warnings and errors only, without time, thread and line of the source."""
+    from absl import logging as absl_logging  # a command's help needs no absl
+
+    absl_logging.set_verbosity(absl_logging.WARNING)
+    logger = absl_logging.get_absl_logger()
+    if not any(isinstance(handler, _PlainHandler) for handler in logger.handlers):
+        logger.addHandler(_PlainHandler())
 
 
 class _Lossy(io.FileIO):

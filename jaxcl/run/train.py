@@ -6,6 +6,7 @@ for each task trained and one for each evaluated, so that numbers never repeat.
 """
 
 import contextlib
+import time
 from collections.abc import Callable
 
 import jax
@@ -23,8 +24,8 @@ from jaxcl.run import (
     lock,
     metrics_log,
     record,
+    result_file,
 )
-from jaxcl.run import results as results_lib
 from jaxcl.run.checkpoint import Phase
 
 
@@ -50,7 +51,7 @@ def run_tasks(
       step: `job.compile_step(work)`, where several runs share the program.
 
     Returns:
-      The results of all tasks, earlier ones included, see `results.empty_results`.
+      The results of all tasks, earlier ones included, see `result_file.empty_results`.
 
     Raises:
       Interrupted: `stop` returned True.
@@ -63,7 +64,7 @@ def run_tasks(
     with contextlib.ExitStack() as stack:
         stack.enter_context(lock.hold_lock(workdir))
         this = _TrainingRun(work, workdir, stop, step, stack)
-        done = results_lib.count_finished(this.results)
+        done = result_file.count_finished(this.results)
         tasks = work.stream.tasks[done : work.loop.first_tasks]
         if not (this.start() and all(this.complete_task(task) for task in tasks)):
             this.checkpoints.wait()
@@ -104,11 +105,12 @@ class _TrainingRun:
         )
         is_between = self.phase == Phase.EVALUATED
         begun = self.state.step if is_between else self.state.task_start
-        left = job.steps_left(work.data, results_lib.count_finished(self.results))
+        left = job.steps_left(work.data, result_file.count_finished(self.results))
         self.total_steps = int(begun) + left  # an estimate, for the progress bar
         self.clock = cost.Clock(cursor["seconds"])  # of the present task
         self.step = self.clock.time_compilation(step or job.compile_step(work))
         self.resident = job.resident(work)
+        self._calls, self._first_call = 0, 0.0  # of the step, by this process
 
     def start(self) -> bool:
         """Say where the run resumes, or evaluate the untrained network."""
@@ -122,7 +124,7 @@ class _TrainingRun:
             result, _ = self._evaluate(0)
             if result is None:
                 return False
-            self.results |= {"untrained": results_lib.to_json(result.rows)}
+            self.results |= {"untrained": result_file.jsonable(result.rows)}
         if step < self.total_steps:
             self._say_phase("compiling the step")
         return not self._is_asked()
@@ -178,6 +180,7 @@ class _TrainingRun:
                     )
                 meter.add(step, count, metrics)
                 step += count
+                self._time_step(step, count, metrics)
                 self.recorder.advance(step, task.index, self.total_steps)
                 is_stopped = self._is_stopped(step, count)
                 saves = step < end and _divides(work.loop.save_every, step - begun)
@@ -190,14 +193,27 @@ class _TrainingRun:
                     return False
             meter.flush(step)  # waits for the last step
         if work.loop.counts_epochs:
-            found = epochs.summary()
-            self.results = results_lib.add_convergence(self.results, task.index, found)
+            summary = task.index, epochs.summary()
+            self.results = result_file.add_convergence(self.results, *summary)
         if step < end:
             # The task ended early. Evaluators that run at its end compare the steps
             # done with `task_steps`, so the latter must say how many there were.
             done = sharding.replicate(np.int32(step - begun), work.mesh)
             self.state = self.state.replace(task_steps=done)
         return True
+
+    def _time_step(self, step: int, count: int, metrics) -> None:
+        """Say how long the run takes, from the time of the second call of the step."""
+        self._calls += 1
+        if self._calls > 2 or self.job.logging.quiet:
+            return
+        jax.block_until_ready(metrics)  # the first call compiles
+        now = time.monotonic()
+        if self._calls == 2:
+            seconds, left = (now - self._first_call) / count, self.total_steps - step
+            if text := cost.describe_duration(self.job, seconds, left):
+                self.recorder.print_text(text)
+        self._first_call = now
 
     def _end_step(self, task: int, plan, epochs) -> bool:
         """End an epoch and evaluate, as is due; False if a stop cut the evaluation."""
@@ -220,22 +236,22 @@ class _TrainingRun:
         """Evaluate a finished task, write and show its results, draw."""
         work, judged = self.job, self.job.evaluation
         due = evaluation.due_evaluators(judged.evaluators, self.state, task)
-        self._say_phase(f"judging after task {task + 1}", due)
+        self._say_phase(f"evaluating after task {task + 1}", due)
         result, evaluated = self._evaluate(task)
         if result is None:
             return False
         spent = cost.sum_task_cost(work, self.state, task, self.clock)
-        self.results = results_lib.add_task(
+        self.results = result_file.add_task(
             self.results, task, result.rows, result.scalars, sum(spent.seconds.values())
         )
         self.results["cost"] = cost.add_task(self.results["cost"], task, spent)
         if jax.process_index() == 0:
-            results_lib.write_results(self.workdir, self.results)
+            result_file.write_results(self.workdir, self.results)
         # Task-aware rows would crowd the output; results.json has them.
         shown = [name for name in result.rows if not name.endswith("/task_aware")]
         if shown and not work.logging.quiet:
-            matrices = {name: results_lib.matrix(self.results, name) for name in shown}
-            self.recorder.print_text(results_lib.latest_table(matrices, task))
+            matrices = {name: result_file.matrix(self.results, name) for name in shown}
+            self.recorder.print_text(result_file.latest_table(matrices, task))
         if pictures := evaluation.due_evaluators(judged.pictures, self.state, task):
             self._say_phase("drawing", pictures)
         drawn = {key: judged.pictures[key] for key in pictures}
@@ -258,7 +274,7 @@ class _TrainingRun:
         with self.clock.count("rest"):
             step = int(self.state.step)
             metrics_log.check_state(self.state, step)
-            tasks = results_lib.count_finished(self.results)
+            tasks = result_file.count_finished(self.results)
             cursor = {
                 "phase": phase,
                 "seconds": self.clock.read(),
@@ -306,7 +322,9 @@ def _restore(work, checkpoints):
     if restored is not None:
         state = sharding.commit_placement(restored.state, work.mesh)
         return state, restored.cursor | {"resumed": True}
-    results = results_lib.empty_results(len(names), task_names=names)
+    results = result_file.empty_results(
+        len(names), task_names=names, embeds=work.method.embeds
+    )
     cursor = {"phase": Phase.EVALUATED, "rows": 0, "seconds": {}}
     return state, cursor | {"results": results, "resumed": False}
 

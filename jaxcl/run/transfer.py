@@ -20,12 +20,19 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from jaxcl import core, lookup, numerics, sharding
+from jaxcl import core, lookup, numerics, schema, sharding
 from jaxcl.data import storage, stream
 from jaxcl.errors import Refused
 from jaxcl.methods.two_view import bases
-from jaxcl.run import checkpoint, evaluation, folder, job, record, train
-from jaxcl.run import results as results_lib
+from jaxcl.run import (
+    checkpoint,
+    encoder_folder,
+    evaluation,
+    job,
+    record,
+    result_file,
+    train,
+)
 
 ANSWERS = "answers.npz"  # bool[M] of each matrix, whether each row's answer is right
 TRAINING = ("method", "optimizer", "schedule")  # sections of runs that train
@@ -52,8 +59,8 @@ def config_of(run: str, *, field: str = "config.checkpoint") -> dict:
       Refused: there is no config, or it cannot be read.
     """
     where = f"{field}={run!r}"
-    if folder.is_one(run):
-        return folder.as_config(run)
+    if encoder_folder.exists_at(run):
+        return encoder_folder.as_config(run)
     try:
         config = storage.read_object(epath.Path(str(run)) / "config.json")
         missing = {"encoder", "augment"} - set(config)
@@ -73,8 +80,8 @@ def complete(raw: dict, run: dict) -> dict:
     """Fill in the values that a transfer config takes from the run.
 
     These are the encoder, the precision, mean and standard deviation of the images,
-    and, for linear probes without `lr`, the paper's rate for the base of the run's
-    method.
+    and, for evaluators whose `lr` is None, the paper's rate of linear probes for the
+    base of the run's method.
 
     Args:
       raw: the transfer config, as a dict.
@@ -97,7 +104,10 @@ def complete(raw: dict, run: dict) -> dict:
         raw = raw | {"tuning": run["tuning"]}
     evaluators = dict(raw.get("evaluators", {}))
     for key, section in evaluators.items():
-        if section.get("name", key) == "linear" and "lr" not in section:
+        name, field = section.get("name", key), f"config.evaluators.{key}"
+        make = lookup.find_module("jaxcl.evals", name, field).make
+        rate = schema.option_of(make).get("lr")
+        if rate is not None and rate.default is None and "lr" not in section:
             evaluators[key] = {**section, "lr": _linear_lr(run, key)}
     return (
         {"precision": run.get("precision", "float32")}
@@ -149,7 +159,7 @@ def find_checkpoints(run: str, *, field: str = "config.checkpoint") -> Checkpoin
     entries = checkpoints.iterdir() if checkpoints.exists() else ()
     numbers = sorted(int(p.name) for p in entries if p.name.isdigit())
     if not numbers:
-        raise Refused(f"{field}={run!r}: there is no checkpoint in it yet")
+        raise Refused(field, run, "there is no checkpoint in it yet")
     return CheckpointPlace(checkpoints, tuple(numbers))
 
 
@@ -169,12 +179,12 @@ def input_width(where: CheckpointPlace) -> int | None:
         return _encoder_of(checkpoint.read_info(path).tree["params"], path)
 
     try:
-        _, known = checkpoint.newest(where.folder, where.numbers, read)
+        _, params = checkpoint.newest(where.folder, where.numbers, read)
     except checkpoint.CheckpointError as error:
         raise Refused(str(error)) from error
     for first in ("conv1", "patch", "stem"):  # of our encoders
-        if first in known:
-            return known[first]["kernel"].shape[-2]
+        if first in params:
+            return params[first]["kernel"].shape[-2]
     return None
 
 
@@ -221,10 +231,10 @@ def restore(
       Refused: there is no checkpoint, every one is damaged, or the newest whole one
         has another encoder.
     """
-    if folder.is_one(run):
-        card = folder.read_card(run)
-        leaves = folder.read_leaves(run, card)
-        params, stats = folder.fill_trees(encoder, inputs, leaves, run)
+    if encoder_folder.exists_at(run):
+        card = encoder_folder.read_card(run)
+        leaves = encoder_folder.read_leaves(run, card)
+        params, stats = encoder_folder.fill_trees(encoder, inputs, leaves, run)
         loaded = {"params": {"encoder": params}, "stats": {"encoder": stats}}
         loaded["step"] = jnp.zeros((), jnp.int32)
         source = {"path": run, "number": 0, "step": 0, "checksum": card["files"]}
@@ -254,15 +264,15 @@ def restore(
 def _list_leaves(encoder, inputs, mesh) -> dict:
     """Return the shapes of the leaves that are read from a checkpoint."""
     variables = jax.eval_shape(encoder.init, numerics.make_key(0), inputs)
-    whole = sharding.replicated(mesh)
+    placement = sharding.replicated(mesh)
     trees = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole),
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placement),
         {
             "params": {"encoder": variables["params"]},
             "stats": {"encoder": variables.get("batch_stats", {})},
         },
     )
-    return trees | {"step": jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)}
+    return trees | {"step": jax.ShapeDtypeStruct((), jnp.int32, sharding=placement)}
 
 
 def _load_leaves(like, path):
@@ -270,9 +280,9 @@ def _load_leaves(like, path):
     saved = checkpoint.read_info(path)
     _encoder_of(saved.tree["params"], path)
     names = ("params", "stats")
-    theirs = {name: {"encoder": saved.tree[name].get("encoder", {})} for name in names}
-    ours = {name: like[name] for name in names}
-    if misfits := checkpoint.differences(theirs, ours, most=1):
+    present = {x: {"encoder": saved.tree[x].get("encoder", {})} for x in names}
+    wanted = {name: like[name] for name in names}
+    if misfits := checkpoint.differences(present, wanted, most=1):
         raise checkpoint.Misfit(
             f"{path} does not fit the encoder of the run's config.json and these "
             f"images: {misfits}"
@@ -295,15 +305,15 @@ def run_transfer(
       stop: function called before each evaluator; True ends the run.
 
     Returns:
-      The results of a run with one task, see `results.empty_results`, and the
+      The results of a run with one task, see `result_file.empty_results`, and the
       "checkpoint". `ANSWERS` in the directory holds the answers to single images.
 
     Raises:
       train.Interrupted: `stop` returned True.
     """
     workdir = epath.Path(workdir)
-    if (workdir / results_lib.RESULTS).exists():
-        results = results_lib.read_results(workdir)
+    if (workdir / result_file.RESULTS).exists():
+        results = result_file.read_results(workdir)
         if results.get("checkpoint") == work.source:
             return results
     names = [task.name for task in work.stream.tasks]
@@ -327,9 +337,9 @@ def run_transfer(
             with storage.replacing(workdir / ANSWERS) as file:
                 np.savez_compressed(file, **answers)
         evaluation.draw_pictures(judged.pictures, work.state, 0)
-        results = results_lib.empty_results(len(names), task_names=names)
+        results = result_file.empty_results(len(names), task_names=names)
         seconds = time.monotonic() - began
-        results = results_lib.add_task(results, 0, rows, scalars, seconds)
-        if matrices := {name: results_lib.matrix(results, name) for name in rows}:
-            recorder.print_text(results_lib.latest_table(matrices, 0))
+        results = result_file.add_task(results, 0, rows, scalars, seconds)
+        if matrices := {name: result_file.matrix(results, name) for name in rows}:
+            recorder.print_text(result_file.latest_table(matrices, 0))
     return results | {"checkpoint": work.source}

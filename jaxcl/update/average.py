@@ -38,7 +38,7 @@ def save_average(work: job.Job, workdir: epath.PathLike, choose: Callable) -> di
 
     Args:
       work: the run that trained, from the earlier encoder.
-      workdir: its directory.
+      workdir: directory of the update.
       choose: (share -> params and stats of the encoder) -> {"share": float} and, as
         JSON, further fields of the record.
 

@@ -11,7 +11,6 @@ Exit codes: 0 wait, 4 update, 5 look at the data; 1 and 2 as in `jaxcl.main`.
 import argparse
 import json
 import time
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,14 +18,12 @@ from etils import epath
 from PIL import Image
 
 from jaxcl import sharding
-from jaxcl.config import build, command, own_images
-from jaxcl.data import files, identity, storage, stream
+from jaxcl.config import build, command, own_images, transfer_config
+from jaxcl.data import identity, image_files, storage, stream
 from jaxcl.errors import Refused
-from jaxcl.evals import features
-from jaxcl.run import results as results_lib
-from jaxcl.run import terminal, transfer
-from jaxcl.update import gate, lineage, mmd, plan, verdict
-from jaxcl.update import reference as reference_lib
+from jaxcl.evals import embedding
+from jaxcl.run import result_file, terminal, transfer, updates
+from jaxcl.update import gate, lineage, mmd, references, verdict
 
 WAIT, UPDATE, LOOK = "wait", "update", "look at the data"
 EXIT_CODES = {WAIT: 0, UPDATE: 4, LOOK: 5}
@@ -62,7 +59,7 @@ def check(
       test: a path of labelled images, to compare the accuracy with the reference's.
       rows: most images of each sample.
       limit: most that the accuracy may have fallen.
-      confidence: of the verdict on the accuracy.
+      confidence: confidence of the verdict on the accuracy.
 
     Returns:
       The content of check.json.
@@ -73,45 +70,47 @@ def check(
     """
     if not 20 <= rows <= 5000:
         raise Refused("--rows", rows, "must be from 20 to 5000")
-    began, current = time.time(), lineage.find_current(run)
-    theirs = lineage.read_config(current)
-    section = lineage.make_section(data, {}, theirs, "config.data", whole=True)
-    frozen = _restore(section, current, theirs)
+    began, current = time.time(), updates.find_current(run)
+    config = lineage.read_run_config(current)
+    section = own_images.make_section(
+        data, parent_config=config, field="config.data", all_rows=True
+    )
+    frozen = _restore(section, current, config)
     dataset = frozen.parts.stream.dataset
     chosen = _draw_rows(stream.count_rows(dataset.train), rows)
     new = _embed(frozen, dataset.train, chosen)
-    old = _embed_run(run, current, theirs, rows)
+    old = _embed_run(run, current, config, rows)
     if not (np.isfinite(new).all() and np.isfinite(old.features).all()):
-        raise Refused(f"{current}: {features.NOT_FINITE}")
-    found = mmd.compare_samples(old.features, new)
+        raise Refused(f"{current}: {embedding.NOT_FINITE}")
+    distance = mmd.compare_samples(old.features, new)
     report = {
         "run": str(run),
         "encoder": current,
         "images": {"new": len(new), "run": len(old.features)},
-        "differ": found.p_value <= _SURE,
-        "p_value": found.p_value,
-        "mmd": float(np.sqrt(max(found.squared_mmd, 0))),
-        "far": found.far,
+        "differ": distance.p_value <= _SURE,
+        "p_value": distance.p_value,
+        "mmd": float(np.sqrt(max(distance.squared_mmd, 0))),
+        "far": distance.far,
         "duplicates": _count_duplicates(run, dataset),
         "remarks": old.remarks,
     }
     folder = _make_folder(run)
-    order = np.argsort(-found.witness, kind="stable")[:_SHOWN]
+    order = np.argsort(-distance.witness, kind="stable")[:_SHOWN]
     _draw_images(dataset.train, chosen[order], folder / PICTURE)
     report["most_different"] = [_name_row(dataset.train, x) for x in chosen[order]]
     if test is not None:
         report["accuracy"] = _check_accuracy(
-            run, current, test, theirs, folder, limit, confidence
+            run, current, test, config, folder, limit, confidence
         )
     report["advice"], report["why"] = _advise(report)
     report |= {"folder": str(folder), "seconds": time.time() - began}
-    results_lib.write_json(folder / FILE, report)
+    result_file.write_json(folder / FILE, report)
     return report
 
 
-def _restore(section, run, theirs):
-    config = plan.make_transfer_config(section, "none", theirs)
-    return build.restore_frozen(plan.add_checkpoint(config, run))
+def _restore(section, run, encoder_config):
+    config = transfer_config.make_config(section, "none", encoder_config)
+    return build.restore_frozen(transfer_config.add_checkpoint(config, run))
 
 
 def _draw_rows(size, most) -> np.ndarray:
@@ -120,28 +119,28 @@ def _draw_rows(size, most) -> np.ndarray:
 
 
 def _embed(frozen, examples, rows) -> np.ndarray:
-    embed = features.make_embedder(frozen.parts, examples, rows=rows)
+    embed = embedding.make_embedder(frozen.parts, examples, rows=rows)
     return sharding.copy_to_host(embed(frozen.state))
 
 
-def _embed_run(run, current, theirs, rows) -> _Sample:
+def _embed_run(run, current, config, rows) -> _Sample:
     """Embed a sample of the images that the run and its accepted updates learned from.
 
     Of a set with a test split these rows are taken, since an encoder embeds images that
     it was trained on a little differently.
     """
     sections = _list_sections(run, current)
-    known = json.dumps([sections, rows], sort_keys=True, default=str)
+    inputs = json.dumps([sections, rows], sort_keys=True, default=str)
     place = epath.Path(run) / FOLDER / _SAMPLE
     source = json.dumps(_describe_weights(current), sort_keys=True, default=str)
     if place.exists():
-        arrays = files.read_npz(str(place))
-        if (str(arrays["known"]), str(arrays["source"])) == (known, source):
+        arrays = image_files.read_npz(str(place))
+        if (str(arrays["known"]), str(arrays["source"])) == (inputs, source):
             return _Sample(arrays["features"], [str(x) for x in arrays["remarks"]])
     splits, remarks = [], []
     for section in sections:
         try:
-            frozen = _restore(section, current, theirs)
+            frozen = _restore(section, current, config)
         except (Refused, OSError) as error:
             remarks.append(f"Images of the run are left out: {error}.")
             continue
@@ -166,7 +165,7 @@ def _embed_run(run, current, theirs, rows) -> _Sample:
         np.savez_compressed(
             file,
             features=sample,
-            known=np.array(known),
+            known=np.array(inputs),
             source=np.array(source),
             remarks=np.array(remarks, dtype=str),
         )
@@ -176,14 +175,14 @@ def _embed_run(run, current, theirs, rows) -> _Sample:
 def _list_sections(run, current) -> list[dict]:
     """List config.data of a run and of its accepted updates up to the present one."""
     folders = [str(run)]
-    for path in lineage.list_updates(run):
-        if (lineage.read_report(path) or {}).get("accepted"):
+    for path in updates.list_updates(run):
+        if (updates.read_report(path) or {}).get("accepted"):
             folders.append(str(path))
-    configs = [lineage.read_config(folder) for folder in folders]
-    found = [config["data"] for config in configs if config.get("data")]
-    if not found:
+    configs = [lineage.read_run_config(folder) for folder in folders]
+    sections = [config["data"] for config in configs if config.get("data")]
+    if not sections:
         raise Refused(f"{run} is an encoder without images of its own to compare with")
-    return found
+    return sections
 
 
 def _describe_weights(current) -> dict:
@@ -200,16 +199,16 @@ def _describe_weights(current) -> dict:
 
 def _count_duplicates(run, dataset) -> dict:
     """Count new images that repeat one of the run or its updates, or each other."""
-    known = identity.identify(dataset)
-    marks, again, compared = known.marks[known.marks > 0], 0, False
-    for folder in (run, *lineage.list_updates(run)):
+    new = identity.identify(dataset)
+    marks, again, compared = new.marks[new.marks > 0], 0, False
+    for folder in (run, *updates.list_updates(run)):
         before = identity.read_identity(folder)
-        if before is not None and before.by_bytes and known.by_bytes:
+        if before is not None and before.by_bytes and new.by_bytes:
             compared = True
             is_again = np.isin(marks, before.marks[before.marks > 0])
             again += int(is_again.sum())
             marks = marks[~is_again]
-    count = len(known.marks)
+    count = len(new.marks)
     repeated = int(len(marks) - len(np.unique(marks)))
     return {
         "images": count,
@@ -250,53 +249,56 @@ def _name_row(examples, row) -> str:
     return load.name(row) if hasattr(load, "name") else f"row {row}"
 
 
-def _check_accuracy(run, current, test, theirs, folder, limit, confidence) -> dict:
+def _check_accuracy(run, current, test, run_config, folder, limit, confidence) -> dict:
     """Compare the accuracy now with that of the reference."""
-    section = lineage.make_section(test, {}, theirs, "config.test")
-    config = plan.make_transfer_config(section, "test", theirs)
+    section = own_images.make_section(
+        test, parent_config=run_config, field="config.test"
+    )
+    config = transfer_config.make_config(section, "test", run_config)
     config |= {"evaluators": {"knn": {}}}
-    known = identity.identify(own_images.read_images(config["data"]))
-    judge = reference_lib.describe_judge(known, config["evaluators"])
+    data = identity.identify(own_images.read_images(config["data"]))
+    images = references.describe_images(data, config["evaluators"])
 
     def answer(encoder, name):
         place = folder / name
-        work = build.build(plan.add_checkpoint(config, encoder), place)
+        work = build.build(transfer_config.add_checkpoint(config, encoder), place)
         transfer.run_transfer(work, place)
-        answers = reference_lib.read_answers(place)
+        answers = references.read_answers(place)
         if not answers:
             raise Refused(f"config.test: nothing could be measured; see {place}")
         return answers
 
     now = answer(current, "now")
     ((name, right),) = now.items()
-    path, told = reference_lib.find_file(run), []
+    path, remarks = references.find_file(run), []
     rows, first, where, old = np.arange(len(right)), None, str(run), None
     if path is not None:
-        kept = reference_lib.read_reference(path)
-        where, old = kept.run, kept.right.get(name)
-        rows, at = reference_lib.match_images(judge, kept.judge)
-        if kept.judge.protocol == judge.protocol and len(rows) >= reference_lib.FEWEST:
+        reference = references.read_reference(path)
+        where, old = reference.run, reference.right.get(name)
+        rows, at = references.match_images(images, reference.images)
+        is_same = reference.images.protocol == images.protocol
+        if is_same and len(rows) >= references.FEWEST:
             first = None if old is None else old[at]
             old = None
             if len(rows) < len(right):
-                told.append(f"{len(rows)} images that the reference answered decide.")
+                remarks.append(f"{len(rows)} images of the reference decide.")
     if first is None:
         rows = np.arange(len(right))
-        if not reference_lib.is_there(where):
+        if not references.is_there(where):
             raise Refused(
                 f"config.test: the reference {where} answered other images, and that "
                 "encoder is gone; give the images that it answered"
             )
         first = right if where == current else answer(where, "reference")[name]
     record = {"matrix": name, "reference": where, "images": len(rows), "limit": limit}
-    record |= reference_lib.describe_pairs(first, right[rows], confidence)
+    record |= references.describe_pairs(first, right[rows], confidence)
     pairs = gate.count_pairs(first, right[rows])
     record["verdict"] = gate.decide(pairs, limit, *2 * [(1 - confidence) / 2])
     record["alarm"] = record["verdict"] == gate.HARMFUL or pairs.loss > limit
     if old is not None:
         record |= _compare_images(old, right, limit, confidence)
         record["alarm"] |= record["lower_than_before"]
-    return record | {"confidence": confidence, "remarks": told}
+    return record | {"confidence": confidence, "remarks": remarks}
 
 
 def _compare_images(old, now, limit, confidence) -> dict:
@@ -361,12 +363,10 @@ def write_sentences(report: dict) -> str:
     return "\n".join(lines)
 
 
-def parser() -> argparse.ArgumentParser:
-    """Make the parser of the command's options."""
-    arguments = argparse.ArgumentParser(
-        prog="jaxcl check", description=__doc__.splitlines()[0]
-    )
-    add = arguments.add_argument
+def add_options(parser) -> None:
+    """Add the options of the command."""
+    parser.description = __doc__
+    add = parser.add_argument
     add("run", metavar="RUN", help="a finished run")
     add("--data", required=True, help="path of the new images")
     add("--test", help="path of labelled images")
@@ -374,12 +374,10 @@ def parser() -> argparse.ArgumentParser:
     add("--limit", type=float, default=0.02, help="most that the accuracy may fall")
     add("--confidence", type=float, default=0.95, help="of the verdict on accuracy")
     add("--json", action="store_true", help="print check.json in place of sentences")
-    return arguments
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(options: argparse.Namespace) -> int:
     """Run `jaxcl check`; return the exit code."""
-    options = parser().parse_args(argv)
 
     def make():
         return check(

@@ -1,4 +1,4 @@
-"""Train a run's encoder on new images: `python -m jaxcl.update --run=RUN --data=DIR`.
+"""Train a run's encoder on new images: `jaxcl update --run=RUN --data=DIR`.
 
 The images, which need no labels, become the next task of the run, and its method
 continues from its last state. The new encoder is then compared with the one before, and
@@ -10,6 +10,7 @@ An update of a folder whose images have changed is a new update. Exit codes: 0 a
 or nothing new; 3 rolled back; 1, 2 and 75 as in `jaxcl.main`.
 """
 
+import argparse
 import json
 import time
 from collections.abc import Callable
@@ -18,19 +19,15 @@ from typing import NamedTuple
 import jax
 import ml_collections
 import numpy as np
-from absl import flags
 from etils import epath
-from ml_collections import config_flags
 
 from jaxcl import numerics
-from jaxcl.config import build, command, run_config
+from jaxcl.config import build, command, files, run_config, transfer_config
 from jaxcl.data import identity
 from jaxcl.errors import Refused
 from jaxcl.index import maps
-from jaxcl.run import finish, job, lock, transfer
-from jaxcl.run import results as results_lib
-from jaxcl.update import average, gate, lineage, plan, served, verdict
-from jaxcl.update import reference as reference_lib
+from jaxcl.run import finish, job, lock, result_file, transfer, updates
+from jaxcl.update import average, gate, lineage, plan, references, served, verdict
 from jaxcl.update.verdict import AFTER, BEFORE
 
 ROLLED_BACK = 3
@@ -41,7 +38,7 @@ class PreparedUpdate(NamedTuple):
     """An update with its data read and its options checked."""
 
     job: job.Job
-    judging: transfer.Transfer | None  # of the encoder before, on --test
+    evaluation: transfer.Transfer | None  # of the encoder before, on --test
 
 
 @numerics.pinned()
@@ -52,7 +49,7 @@ def prepare(work: plan.Plan) -> PreparedUpdate:
       Refused, OSError: as `build.build`.
     """
     try:
-        made = build.build(ml_collections.ConfigDict(work.config), work.workdir)
+        prepared_job = build.build(ml_collections.ConfigDict(work.config), work.workdir)
     except (run_config.Differs, identity.Changed) as error:
         raise Refused(
             f"{work.workdir}: is a stopped update; finish it by the same command "
@@ -61,7 +58,7 @@ def prepare(work: plan.Plan) -> PreparedUpdate:
         ) from error
     for sentence in plan.say_plan(work):
         print(sentence, flush=True)
-    return PreparedUpdate(made, _prepare_evaluation(work, work.parent, BEFORE))
+    return PreparedUpdate(prepared_job, _prepare_evaluation(work, work.parent, BEFORE))
 
 
 @numerics.pinned()
@@ -74,9 +71,9 @@ def carry_out(
     """Evaluate, train, evaluate again and decide; resume a stopped update.
 
     Args:
-      work: from `plan.make_plan`.
-      prepared: from `prepare`; None: call it here.
-      stop: as in `train.run_tasks`.
+      work: plan from `plan.make_plan`.
+      prepared: result of `prepare`; None: call it here.
+      stop: function, as in `train.run_tasks`.
 
     Returns:
       The content of `update.json`.
@@ -93,7 +90,7 @@ def _carry_out(work, prepared, stop) -> dict:
     # Built first, so that a wrong option fails before anything is measured.
     prepared = prepare(work) if prepared is None else prepared
     report = {"parent": work.parent, "asked": work.asked}
-    before = measure_accuracies(work, prepared.judging, BEFORE, stop)
+    before = measure_accuracies(work, prepared.evaluation, BEFORE, stop)
     first = _answer_as_reference(work, stop)
     old = served.embed_old(work)
     results = finish.run_job(prepared.job, folder, stop=stop)
@@ -101,8 +98,8 @@ def _carry_out(work, prepared, stop) -> dict:
         report["average"] = average.save_average(
             prepared.job, folder, lambda mix: _choose_share(work, mix, stop)
         )
-    judging = _prepare_evaluation(work, folder, AFTER)
-    after = measure_accuracies(work, judging, AFTER, stop)
+    evaluation = _prepare_evaluation(work, folder, AFTER)
+    after = measure_accuracies(work, evaluation, AFTER, stop)
     report["accuracy"] = verdict.compare_accuracies(before, after)
     index = None if old is None else served.compare(work, old, folder)
     report["drift"] = None if index is None else index.drift
@@ -134,12 +131,14 @@ def _prepare_evaluation(
     Args:
       section: config of another transfer run, in place of that on --test.
     """
-    section = section or work.judge
+    section = section or work.test
     if section is None:
         return None
-    made = build.build(plan.add_checkpoint(section, run), work.workdir / name)
-    assert isinstance(made, transfer.Transfer)  # since the config names a checkpoint
-    return made
+    evaluation = build.build(
+        transfer_config.add_checkpoint(section, run), work.workdir / name
+    )
+    assert isinstance(evaluation, transfer.Transfer)  # its config has a checkpoint
+    return evaluation
 
 
 def _answer_as_reference(work, stop) -> dict[str, np.ndarray]:
@@ -150,21 +149,19 @@ def _answer_as_reference(work, stop) -> dict[str, np.ndarray]:
     if compared.reference is not None:
         return compared.reference.right
     if compared.run == work.parent:
-        return reference_lib.read_answers(work.workdir / BEFORE)
-    judging = _prepare_evaluation(work, compared.run, REFERENCE)
-    measure_accuracies(work, judging, REFERENCE, stop)
-    return reference_lib.read_answers(work.workdir / REFERENCE)
+        return references.read_answers(work.workdir / BEFORE)
+    evaluation = _prepare_evaluation(work, compared.run, REFERENCE)
+    measure_accuracies(work, evaluation, REFERENCE, stop)
+    return references.read_answers(work.workdir / REFERENCE)
 
 
 def _compare_answers(work, first) -> dict:
     """Compare answers before and after with those of the reference; {} without any."""
-    before, after = (
-        reference_lib.read_answers(work.workdir / x) for x in (BEFORE, AFTER)
-    )
+    before, after = (references.read_answers(work.workdir / x) for x in (BEFORE, AFTER))
     if work.comparison is None or not {*before} & {*after} & {*first}:
         return {}
     limits = work.limits
-    return reference_lib.compare_answers(
+    return references.compare_answers(
         work.comparison, before, after, first, limits.accuracy_drop, limits.confidence
     )
 
@@ -189,11 +186,11 @@ def _close_comparison(work, report, first) -> None:
     run, right = plan.run, first
     if work.becomes_reference and report["accepted"]:
         run = str(work.workdir)
-        right = reference_lib.read_answers(work.workdir / AFTER)
+        right = references.read_answers(work.workdir / AFTER)
     elif plan.reference is not None:
         return
-    reference_lib.write_reference(
-        work.run, plan.number, reference_lib.Reference(run, plan.judge, right)
+    references.write_reference(
+        work.run, plan.number, references.Reference(run, plan.images, right)
     )
 
 
@@ -204,43 +201,43 @@ def _choose_share(work, mix, stop) -> dict:
     those of --select, or a part of --test.
 
     Args:
-      work: from `plan.make_plan`.
+      work: plan from `plan.make_plan`.
       mix: share -> params and stats of the encoder.
-      stop: as in `train.run`.
+      stop: function, as in `train.run_tasks`.
 
     Returns:
       The "share", and "tried": accuracies of each share that was tried.
     """
     if work.options.average != "auto":
         return {"share": work.options.average}
-    section, tried = work.select or work.judge, {}
+    section, tried = work.select or work.test, {}
     names = ("select_before", "select_after") if work.select else (BEFORE, AFTER)
     first = _prepare_evaluation(work, work.parent, names[0], section)
     before = _measure_choice(work, first, names[0], stop)
-    judging = _prepare_evaluation(work, work.workdir, names[1], section)
-    trained = judging.state
+    evaluation = _prepare_evaluation(work, work.workdir, names[1], section)
+    trained = evaluation.state
     # The evaluation may use other devices than the training.
     places = jax.tree.map(lambda x: x.sharding, (trained.params, trained.stats))
     for share in average.SHARES:
         both = tuple({"encoder": tree} for tree in mix(share))
         params, stats = jax.device_put(both, places)
-        own = judging._replace(
+        mixed = evaluation._replace(
             state=trained.replace(params=params, stats=stats),
-            source=judging.source | {"average": share},
+            source=evaluation.source | {"average": share},
         )
-        tried[str(share)] = _measure_choice(work, own, f"average_{share}", stop)
+        tried[str(share)] = _measure_choice(work, mixed, f"average_{share}", stop)
         report = {"accuracy": verdict.compare_accuracies(before, tried[str(share)])}
         if not verdict.list_broken_accuracy(report, work.limits):
             break
     return {"share": share, "tried": tried}
 
 
-def _measure_choice(work, judging, name, stop) -> dict[str, float]:
+def _measure_choice(work, evaluation, name, stop) -> dict[str, float]:
     """Measure accuracies on the images that choose, see `_choose_share`."""
-    measured = measure_accuracies(work, judging, name, stop)
+    measured = measure_accuracies(work, evaluation, name, stop)
     if work.select is not None:
         return measured
-    answers = reference_lib.read_answers(work.workdir / name)
+    answers = references.read_answers(work.workdir / name)
     if not answers:
         raise Refused(
             "config.average='auto': the evaluators give no answers to single images, "
@@ -252,71 +249,76 @@ def _measure_choice(work, judging, name, stop) -> dict[str, float]:
 
 def measure_accuracies(
     work: plan.Plan,
-    judging: transfer.Transfer | None,
+    evaluation: transfer.Transfer | None,
     name: str,
     stop: Callable[[], bool],
 ) -> dict[str, float]:
     """Measure the accuracies of an encoder on --test; {} without --test.
 
     Args:
-      work: from `plan.make_plan`.
-      judging: the encoder and its evaluators; None without --test.
+      work: plan from `plan.make_plan`.
+      evaluation: the encoder and its evaluators; None without --test.
       name: `BEFORE` or `AFTER`, the folder for the results.
-      stop: as in `train.run_tasks`.
+      stop: function, as in `train.run_tasks`.
 
     Raises:
       Refused: an evaluator gives no accuracy, so limits could not be checked.
     """
-    if judging is None:
+    if evaluation is None:
         return {}
     folder = work.workdir / name
-    results = transfer.run_transfer(judging, folder, stop=stop)
-    results_lib.write_results(folder, results)
-    measured = results_lib.summary(results).items()
-    found = {matrix: measures["average_accuracy"] for matrix, measures in measured}
-    if not found or None in found.values():
+    results = transfer.run_transfer(evaluation, folder, stop=stop)
+    result_file.write_results(folder, results)
+    measured = result_file.summary(results).items()
+    accuracies = {matrix: measures["average_accuracy"] for matrix, measures in measured}
+    if not accuracies or None in accuracies.values():
         raise Refused(
             "config.evaluators: must measure an accuracy on --test, and gave "
-            f"{found or 'none'}; see {folder}"
+            f"{accuracies or 'none'}; see {folder}"
         )
-    return found
+    return accuracies
 
 
-def define_flags(
-    values: flags.FlagValues = flags.FLAGS, argv: list[str] | None = None
-) -> None:
-    """Define the command's flags.
+def add_options(parser) -> None:
+    """Add the options of the command."""
+    parser.epilog = """examples:
+  jaxcl update --run=runs/mine --data=new_images
+  jaxcl update --run=runs/mine --data=new_images --test=labelled_images
+  jaxcl update --run=runs/mine --data=new_images --test=labelled_images \\
+      --config.limits.accuracy_drop=0.05 --config.train.epochs=5
 
-    They are not defined on import, since other commands have a --config, too.
-    """
-    texts = {
-        "run": "Finished run directory.",
-        "data": "Path of the new images.",
-        "test": "Path of labelled images, for evaluation.",
-        "old": "Path of the images in the search index.",
-        "select": "Path of labelled images that choose the average.",
-        "reference": "Encoder that losses count from: a run or a folder.",
-        "average": "Share of the new weights in an average with the old; or auto.",
-    }
-    switches = {
-        "join": "Also train on the run's data.",
-        "again": "Repeat an update that is done.",
-        "accept_as_reference": "Count later losses from this update.",
-        "verbose": "Print all measures.",
-    }
-    for name, words in texts.items():
-        needed = name in ("run", "data")
-        flags.DEFINE_string(name, None, words, required=needed, flag_values=values)
-    for name, words in switches.items():
-        flags.DEFINE_bool(name, False, words, flag_values=values)
-    config_flags.DEFINE_config_dict(
-        "config",
-        plan.default_options(),
-        lock_config=False,
-        accept_new_attributes=True,
-        sys_argv=argv,
-        flag_values=values,
-    )
+exit codes: 0 accepted, 3 rolled back, 1 failed, 2 wrong command, 75 stopped"""
+    for name, needed, text in (
+        ("run", True, "finished run"),
+        ("data", True, "path of the new images"),
+        ("test", False, "labelled images that both encoders are evaluated on"),
+        ("old", False, "images in your search index (those of the run)"),
+        ("average", False, "share of new weights in an average with the old, or auto"),
+        ("select", False, "labelled images that choose the average (1/3 of --test)"),
+        ("reference", False, "encoder that losses count from (first of the chain)"),
+    ):
+        kind = _read_number if name == "average" else str
+        parser.add_argument(f"--{name}", required=needed, type=kind, help=text)
+    for name, text in (
+        ("join", "also train on the run's images"),
+        ("accept-as-reference", "count later losses from this update, if accepted"),
+        ("again", "repeat an update that is done"),
+        ("verbose", "print all measures"),
+    ):
+        parser.add_argument(f"--{name}", action="store_true", help=text)
+    for name, text in (
+        ("limits.accuracy_drop", "most that an accuracy may fall, as a share (0.02)"),
+        ("limits.confidence", "that no loss beyond it is called harmless (0.95)"),
+        ("limits.undecided", '"keep the old" accepts only what is proven (accept)'),
+        ("limits.accuracy", "least accuracy"),
+        ("limits.index", "worst verdict on the index: keep or adapt"),
+        ("limits.overlap", "least share of neighbours kept"),
+        ("rows", "old images that are compared (2048)"),
+        ("neighbours", "neighbours of each (10)"),
+        ("train.OPTION", "option of the training, such as epochs (the run's)"),
+    ):
+        parser.add_override(f"config.{name}", text)
+    parser.section = "config.train"
 
 
 def _read_number(text: str) -> float | str:
@@ -327,16 +329,15 @@ def _read_number(text: str) -> float | str:
         return text
 
 
-def main(argv: list[str]) -> int:
+def main(options: argparse.Namespace) -> int:
     """Run `jaxcl update`, print the result, and return the exit code."""
-    if len(argv) > 1:
-        return command.complain(f"unknown argument {argv[1]!r}; see --help")
-    options = flags.FLAGS
+    changes = plan.default_options()
+    files.override(changes, options.config)
 
     def make():
-        config = options.config.to_dict()
+        config = changes.to_dict()
         if options.average is not None:
-            config["average"] = _read_number(options.average)
+            config["average"] = options.average
         planned = plan.make_plan(
             options.run,
             options.data,
@@ -349,21 +350,21 @@ def main(argv: list[str]) -> int:
             reference=options.reference,
             becomes_reference=options.accept_as_reference,
         )
-        is_new = lineage.read_report(planned.workdir) is None
+        is_new = updates.read_report(planned.workdir) is None
         return planned, prepare(planned) if is_new else None
 
-    def work(made, stop):
-        planned, prepared = made
+    def work(ready, stop):
+        planned, prepared = ready
         with lock.hold_lock(planned.workdir.parent):
             asked = None if options.again else planned.asked
-            parent = lineage.find_current(options.run)
+            parent = updates.find_current(options.run)
             workdir = lineage.choose_folder(options.run, asked)
             if (parent, workdir) != (planned.parent, planned.workdir):
                 raise lock.LockHeldError(
                     f"{options.run}: another update ended meanwhile; run the "
                     "same command again to continue from that update"
                 )
-            report = done = lineage.read_report(planned.workdir)
+            report = done = updates.read_report(planned.workdir)
             if done is None:
                 report = carry_out(planned, prepared, stop=stop)
             else:

@@ -92,7 +92,7 @@ def loss_p_value(pairs: Pairs, loss: float, error: float) -> float:
 
     Args:
       pairs: the counts.
-      loss: of the hypothesis, in (-1, 1).
+      loss: loss of the hypothesis, in (-1, 1).
       error: probability at which a test rejects; a tenth of it pays for the set.
 
     Returns:
@@ -221,7 +221,7 @@ def share_budget(
 
     Args:
       past: earlier updates, the first one first.
-      budget: for all updates.
+      budget: error budget of all updates.
       on_trust: whether this update may be accepted though it is undecided.
       renewed: whether its labelled images have none in common with earlier updates.
     """
@@ -262,7 +262,7 @@ def count_images(limit: float, error: float, change: float) -> int:
 
     Args:
       limit: most that may be lost.
-      error: of the update.
+      error: error of the update.
       change: share of images whose answer changes.
     """
     return int(np.ceil(change * (_deviations(error) / limit) ** 2))

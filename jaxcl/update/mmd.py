@@ -29,7 +29,7 @@ def compare_samples(
       first: f[N, D], N > 1.
       second: f[M, D], M > 0.
       permutations: the least p-value is 1 / (permutations + 1).
-      seed: of the permutations.
+      seed: seed of the permutations.
     """
     rows = np.concatenate([first, second]).astype(np.float64)
     rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)

@@ -9,11 +9,11 @@ import numpy as np
 from etils import epath
 
 from jaxcl import lookup, schema
-from jaxcl.config import build, own_images, recipe, sections
+from jaxcl.config import build, own_images, recipe, sections, transfer_config
 from jaxcl.data import identity, stream
 from jaxcl.errors import Refused
-from jaxcl.update import gate, lineage
-from jaxcl.update import reference as reference_lib
+from jaxcl.run import updates
+from jaxcl.update import gate, lineage, references
 
 _Share = Annotated[float, schema.Range(above=0, most=1)]
 
@@ -64,7 +64,7 @@ class Plan(NamedTuple):
     parent: str  # run directory that it continues
     workdir: epath.Path
     config: dict  # of the run that trains on the new images
-    judge: dict | None  # config of a transfer run on --test, without checkpoint
+    test: dict | None  # config of a transfer run on --test, without checkpoint
     old: dict | None  # the same, to embed old images
     # Rows i32[n] of old images, and the build.Embedder of `parent`
     sample: tuple | None
@@ -73,7 +73,7 @@ class Plan(NamedTuple):
     asked: dict  # JSON; two updates with the same `asked` are the same
     run: str = ""  # directory of the run
     select: dict | None = None  # config of a transfer run on --select
-    comparison: reference_lib.Comparison | None = None  # None without --test
+    comparison: references.Comparison | None = None  # None without --test
     becomes_reference: bool = False  # if it is accepted
 
 
@@ -145,11 +145,11 @@ def make_plan(
     Args:
       run: directory of a finished run, which may have updates.
       data: a path of the new images, or a section config.data, see
-        `lineage.make_section`.
-      config: as `default_options`, a dict.
+        `own_images.make_section`.
+      config: options, a dict as `default_options`.
       test: a path of labelled images, to evaluate both encoders on.
       old: a path of images that are in the present index; None: the run's own.
-      join: also train on the run's data, for methods that read both.
+      join: whether to train also on the run's data, for methods that read both.
       again: make another update even if the same one is done already.
       select: a path of labelled images that choose the average.
       reference: directory of the encoder that losses count from; None: see `reference`.
@@ -162,25 +162,23 @@ def make_plan(
     options, limits = read_options(config)
     _check_average(options, limits, test)
     _check_reference(test, reference, becomes_reference, select, options)
-    parent = lineage.find_current(run)
-    theirs = lineage.read_config(parent)
-    own = options.data or {}
-    new_data = lineage.make_section(data, own, theirs, "config.data", whole=True)
+    parent = updates.find_current(run)
+    parent_config = lineage.read_run_config(parent)
+    new_data = _make_section(data, options.data, parent_config, "data")
     if join:
-        if "data" not in theirs:
+        if "data" not in parent_config:
             raise Refused(f"--join: {parent} is an encoder without images")
-        new_data = lineage.join_sections(theirs["data"], new_data)
+        new_data = lineage.join_sections(parent_config["data"], new_data)
     new_set = own_images.read_images(new_data)
-    judge = _make_evaluation_config(test, options, limits, theirs)
-    chooser = _make_selection_config(select, options, theirs)
-    section = lineage.read_config(run).get("data")
+    test_config = _make_evaluation_config(test, options, limits, parent_config)
+    chooser = _make_selection_config(select, options, parent_config)
+    section = lineage.read_run_config(run).get("data")
     if old is not None:
-        own = options.old or {}
-        section = lineage.make_section(old, own, theirs, "config.old", whole=True)
+        section = _make_section(old, options.old, parent_config, "old")
     try:
         if section is None:
             raise Refused(f"{run} is an encoder without images of its own")
-        old_config = make_transfer_config(section, "none", theirs)
+        old_config = transfer_config.make_config(section, "none", parent_config)
         sample = _choose_old_images(old_config, parent, options)
     except (Refused, OSError) as error:
         if old is not None or (limits.index or limits.overlap) is not None:
@@ -189,18 +187,20 @@ def make_plan(
         print(f"old embeddings are not compared: {error}; {hint}", flush=True)
         old_config = sample = None
     changes = options.train or {}
-    own = lineage.make_next_config(parent, theirs, new_data, changes)
+    train = lineage.make_next_config(parent, parent_config, new_data, changes)
     if "batch_size" not in changes:
-        own = {**own, "batch_size": lineage.default_batch_size(run)}
-        own = own if join else _shrink_batch(own, stream.count_rows(new_set.train))
-    own = _shorten_warmup(own, changes)
-    asked = {"data": new_data, "train": options.train, "test": judge, "old": old_config}
+        train = {**train, "batch_size": lineage.default_batch_size(run)}
+        if not join:
+            train = _shrink_batch(train, stream.count_rows(new_set.train))
+    train = _shorten_warmup(train, changes)
+    asked = {"data": new_data, "train": options.train}
+    asked |= {"test": test_config, "old": old_config}
     labelled = None
-    if judge is not None:
-        labelled = identity.identify(own_images.read_images(judge["data"]))
+    if test_config is not None:
+        labelled = identity.identify(own_images.read_images(test_config["data"]))
     asked["images"] = _hash_images(run, new_set, labelled)
-    kept = ("rows", "neighbours", "index", "average")
-    asked |= {name: getattr(options, name) for name in kept}
+    for name in ("rows", "neighbours", "index", "average"):
+        asked[name] = getattr(options, name)
     if chooser:
         asked["select"] = chooser
     if reference or becomes_reference:
@@ -214,11 +214,11 @@ def make_plan(
     workdir = lineage.choose_folder(run, None if again else asked)
     comparison = None
     if labelled is not None and len(labelled.rows("test")):
-        comparison = reference_lib.plan_comparison(
+        comparison = references.plan_comparison(
             run,
             workdir,
             parent,
-            reference_lib.describe_judge(labelled, judge["evaluators"]),
+            references.describe_images(labelled, test_config["evaluators"]),
             budget=1 - limits.confidence,
             on_trust=limits.undecided == "accept" or limits.accuracy_drop is None,
             chooses=options.average == "auto" and chooser is None,
@@ -227,8 +227,8 @@ def make_plan(
     return Plan(
         parent,
         workdir,
-        own,
-        judge,
+        train,
+        test_config,
         old_config,
         sample,
         options,
@@ -241,28 +241,43 @@ def make_plan(
     )
 
 
+def _make_section(path, options, parent_config, name) -> dict:
+    """Make the section config.NAME, whose images are all trained on or embedded."""
+    return own_images.make_section(
+        path,
+        options=options,
+        parent_config=parent_config,
+        field=f"config.{name}",
+        all_rows=True,
+    )
+
+
 def _check_reference(test, reference, becomes_reference, select, options) -> None:
     """Refuse options about a reference, or about a choice, that have no meaning."""
     if test is None and (reference is not None or becomes_reference):
         flag = "--accept-as-reference" if becomes_reference else "--reference"
         raise Refused(f"{flag}: nothing is compared without --test, labelled images")
-    if reference is not None and not reference_lib.is_there(reference):
+    if reference is not None and not references.is_there(reference):
         raise Refused(
-            f"--reference={reference!r}: must be a run with checkpoints, or the folder "
-            "of an encoder"
+            "--reference",
+            reference,
+            "must be a run with checkpoints, or an encoder's folder",
         )
     if select is not None and options.average != "auto":
-        raise Refused(f"--select={select!r}: nothing is chosen without --average=auto")
+        raise Refused("--select", select, "nothing is chosen without --average=auto")
 
 
 def _make_selection_config(select, options, parent_config) -> dict | None:
     """Make a transfer config that evaluates on `select`; None without it."""
     if select is None:
         return None
-    section = lineage.make_section(
-        select, options.select or {}, parent_config, "config.select"
+    section = own_images.make_section(
+        select,
+        options=options.select,
+        parent_config=parent_config,
+        field="config.select",
     )
-    config = make_transfer_config(section, "test", parent_config)
+    config = transfer_config.make_config(section, "test", parent_config)
     return config | {"evaluators": options.evaluators or {"knn": {}}}
 
 
@@ -271,13 +286,13 @@ def say_plan(work: Plan) -> list[str]:
     plan, limit = work.comparison, work.limits.accuracy_drop
     if plan is None:
         return []
-    said = list(plan.remarks)
+    sentences = list(plan.remarks)
     if missing := _list_unlabelled(plan):
-        said.append(
+        sentences.append(
             f"No labelled image of {', '.join(missing)} judges: a loss there is unseen."
         )
     if limit is None or not 0 < limit < 1:
-        return said
+        return sentences
     total, error = len(plan.rows), plan.share.error
     needed = gate.count_images(limit, error, plan.change)
     seen = f"about {needed:,} labelled images show that a loss is below"
@@ -285,17 +300,17 @@ def say_plan(work: Plan) -> list[str]:
     if needed > total:
         least = gate.smallest_limit(total, error, plan.change)
         seen += f", so differences below {100 * least:.1f} points stay undecided"
-    said.append(
+    sentences.append(
         f"With {100 * plan.change:.0f} % of the answers changed, {seen} "
         f"(update {plan.number}, error {100 * error:.2g} %)."
     )
-    return said
+    return sentences
 
 
 def _list_unlabelled(plan) -> list[str]:
     """List classes of the labelled images of which none decides."""
-    known, judged = plan.judge.classes, plan.judge.classes[plan.rows]
-    return [x.decode(errors="replace") for x in np.setdiff1d(known, judged)]
+    classes, deciding = plan.images.classes, plan.images.classes[plan.rows]
+    return [x.decode(errors="replace") for x in np.setdiff1d(classes, deciding)]
 
 
 def _hash_images(run, new_set, test) -> dict:
@@ -359,39 +374,17 @@ def _make_evaluation_config(test, options, limits, parent_config) -> dict | None
     if test is None:
         if limits.accuracy is not None:
             raise Refused(
-                f"config.limits.accuracy={limits.accuracy}: nothing measures it "
-                "without --test, labelled images"
+                "config.limits.accuracy",
+                limits.accuracy,
+                "needs labelled images: --test",
             )
         return None
     own = options.test or {}
-    section = lineage.make_section(test, own, parent_config, "config.test")
-    config = make_transfer_config(section, "test", parent_config)
+    section = own_images.make_section(
+        test, options=own, parent_config=parent_config, field="config.test"
+    )
+    config = transfer_config.make_config(section, "test", parent_config)
     return config | {"evaluators": options.evaluators or {"knn": {}}}
-
-
-def make_transfer_config(section: dict, evaluation: str, parent_config: dict) -> dict:
-    """Make a transfer config of one dataset, with the image size of the run.
-
-    Args:
-      section: config.data.
-      evaluation: as of config.scenario.
-      parent_config: `transfer.config_of` the run, or the folder of an encoder.
-    """
-    augment = parent_config["augment"]
-    return {
-        "data": dict(section),
-        "scenario": {"name": "joint", "evaluation": evaluation},
-        "augment": {k: v for k, v in augment.items() if k in ("size", "resize")},
-        "evaluators": {},
-        "tensorboard": False,
-        "plots": False,
-        "progress": False,
-    }
-
-
-def add_checkpoint(config: dict, run: str) -> ml_collections.ConfigDict:
-    """Complete a transfer config with the encoder of a run."""
-    return ml_collections.ConfigDict({**config, "checkpoint": str(run)})
 
 
 def _choose_old_images(old, run, options):
@@ -404,7 +397,7 @@ def _choose_old_images(old, run, options):
     Raises:
       Refused: there are too few.
     """
-    embedder = build.make_embedder(add_checkpoint(old, run))
+    embedder = build.make_embedder(transfer_config.add_checkpoint(old, run))
     rows = np.random.default_rng(0).permutation(embedder.size)[: options.rows]
     rows = np.sort(rows)
     if len(rows) <= 2 * options.neighbours:

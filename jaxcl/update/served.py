@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from etils import epath
 
-from jaxcl.config import build
+from jaxcl.config import build, transfer_config
 from jaxcl.index import drift, kit, maps
-from jaxcl.run import results as results_lib
+from jaxcl.run import result_file
 from jaxcl.update import plan
 
 
@@ -50,10 +50,10 @@ def compare(work: plan.Plan, before: OldImages, folder: epath.PathLike) -> Compa
       folder: run directory of the new encoder.
     """
     rows, k = work.sample[0], work.options.neighbours
-    embedder = build.make_embedder(plan.add_checkpoint(work.old, folder))
+    embedder = build.make_embedder(transfer_config.add_checkpoint(work.old, folder))
     after = np.asarray(embedder.embed(rows))
     label = embedder.examples.label[rows]
-    known = len(np.unique(label[label >= 0])) > 1 and (label >= 0).all()
+    is_labelled = len(np.unique(label[label >= 0])) > 1 and (label >= 0).all()
     served, measured = kit.fit_kit(
         before.rows,
         after,
@@ -61,14 +61,14 @@ def compare(work: plan.Plan, before: OldImages, folder: epath.PathLike) -> Compa
         source=before.encoder,
         target=kit.name_encoder(embedder.source),
         images=_digest([work.old["data"], embedder.size]),
-        label=label if known else None,
+        label=label if is_labelled else None,
         k=k,
     )
     moved = drift.measure_drift(before.rows, after, k=k)
     moved["adapters"] = {one.kind: one.recall for one in measured.back}
     back = measured.back[0]
     adapter = maps.fit(after, before.rows, back.kind, back.options)
-    moved = results_lib.to_json(moved) | {"rows": len(after)}
+    moved = result_file.jsonable(moved) | {"rows": len(after)}
     return Comparison(moved, measured.ways, adapter, served)
 
 

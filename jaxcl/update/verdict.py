@@ -1,18 +1,18 @@
 """Decide whether an update is kept, and what to do with an index."""
 
-from jaxcl.index import ways as ways_lib
+from jaxcl.index import ways
 from jaxcl.run import terminal
 from jaxcl.update import gate, plan
 
 BEFORE, AFTER = "before", "after"
 
 
-def decide_index(moved: dict | None, ways: dict | None, least: float) -> str:
+def decide_index(moved: dict | None, measured: dict | None, least: float) -> str:
     """Decide what to do with an index of the old embeddings.
 
     Args:
-      moved: of `drift.measure_drift`; None: not measured.
-      ways: of `ways.measure_ways`.
+      moved: result of `drift.measure_drift`; None: not measured.
+      measured: result of `ways.measure_ways`.
       least: share of the quality of a new index from which a way is good enough.
 
     Returns:
@@ -22,12 +22,12 @@ def decide_index(moved: dict | None, ways: dict | None, least: float) -> str:
     """
     if moved is None:
         return "unknown"
-    verdicts = {ways_lib.verdict_of(way) for way in ways_lib.list_usable(ways, least)}
-    if "precision" not in ways["all"]:
+    verdicts = {ways.verdict_of(way) for way in ways.list_usable(measured, least)}
+    if "precision" not in measured["all"]:
         shares = moved["index_overlap"], max(moved["adapters"].values())
-        pairs = zip(ways_lib.VERDICTS, shares, strict=False)
+        pairs = zip(ways.VERDICTS, shares, strict=False)
         verdicts |= {verdict for verdict, share in pairs if share >= least}
-    return min(verdicts, key=ways_lib.VERDICTS.index)
+    return min(verdicts, key=ways.VERDICTS.index)
 
 
 def compare_accuracies(
@@ -42,7 +42,7 @@ def compare_accuracies(
 
 def list_broken_accuracy(report: dict, limits: plan.Limits) -> list[str]:
     """List the limits on accuracy that an update breaks, each as a sentence."""
-    found, limit = [], limits.accuracy_drop
+    broken, limit = [], limits.accuracy_drop
     compared = report.get("gate", {}).get("matrices", {})
     for name, accuracy in report["accuracy"].items():
         drop, value, reference = -accuracy["change"], accuracy[AFTER], ""
@@ -51,33 +51,38 @@ def list_broken_accuracy(report: dict, limits: plan.Limits) -> list[str]:
             reference = " from the reference"
             unproven = compared[name].get("verdict") == gate.UNDECIDED
             if unproven and drop <= limit and limits.undecided != "accept":
-                found.append(f"{name} is undecided: too few images show its loss")
+                broken.append(f"{name} is undecided: too few images show its loss")
         if limit is not None and drop > limit:
-            found.append(f"{name} lost {drop:.4f}{reference}, allowed {limit}")
+            broken.append(
+                f"{name} lost {100 * drop:.1f} points{reference}, allowed "
+                f"{100 * limit:g}"
+            )
         if limits.accuracy is not None and value < limits.accuracy:
-            found.append(f"{name} is {value:.4f}, must be {limits.accuracy}")
-    return found
+            least = 100 * limits.accuracy
+            broken.append(f"{name} is {100 * value:.1f} %, must be {least:g} %")
+    return broken
 
 
 def list_broken(report: dict, limits: plan.Limits) -> list[str]:
     """List all limits that an update breaks, each as a sentence."""
-    found = list_broken_accuracy(report, limits)
+    broken = list_broken_accuracy(report, limits)
     if limits.index is not None:
         verdict = report["index"]
-        order = ways_lib.VERDICTS
+        order = ways.VERDICTS
         allowed = order[: order.index(limits.index) + 1]
         if verdict not in allowed:
-            found.append(f"index: {verdict}, allowed {' or '.join(allowed)}")
+            broken.append(f"index: {verdict}, allowed {' or '.join(allowed)}")
     if limits.overlap is not None:
         share = report["drift"]["overlap"]
         if share < limits.overlap:
-            found.append(f"overlap is {share:.4f}, must be {limits.overlap}")
-    return found
+            least = 100 * limits.overlap
+            broken.append(f"overlap is {100 * share:.1f} %, must be {least:g} %")
+    return broken
 
 
 _INDEX = {
     "keep": "keep your index: new queries find their old neighbours in it",
-    "adapt": "adapt: load_encoder(FOLDER, into='old'), then your index serves on",
+    "adapt": "keep your index; load the encoder by load_encoder(FOLDER, into='old')",
     "upgrade": "upgrade: jaxcl index upgrade maps the stored vectors, without images",
     "refresh": "upgrade, then embed a part again: jaxcl index upgrade, plan, refresh",
     "rebuild": "rebuild your index: embed its images again with the new encoder",
@@ -86,31 +91,32 @@ _INDEX = {
 
 
 def _say_recall(moved) -> str:
-    kept, anew = (100 * moved[name] for name in ("index_overlap", "overlap"))
+    in_old_index, anew = (100 * moved[name] for name in ("index_overlap", "overlap"))
     adapted = sorted(moved["adapters"].items(), key=lambda pair: -pair[1])
     by_kind = ", ".join(f"{kind} {100 * share:.0f} %" for kind, share in adapted)
     return (
-        f"{kept:.0f} % of the old neighbours are found in the old index.\n"
-        f"Through an adapter: {by_kind}; with all images embedded again: {anew:.0f} %."
+        f"A new query still finds {in_old_index:.0f} % of its old neighbours in your "
+        f"index.\nThrough an adapter: {by_kind}; with the index rebuilt: {anew:.0f} %. "
+        "Other neighbours are no worse ones."
     )
 
 
-def say_ways(ways: dict) -> list[str]:
+def say_ways(measured: dict) -> list[str]:
     """Say what each way to go on with the index gives, and what to do until then."""
-    measure = "precision" if "precision" in ways["all"] else "neighbours"
+    measure = "precision" if "precision" in measured["all"] else "neighbours"
     what = "of the query's class" if measure == "precision" else "found"
-    percent = {way: 100 * values[measure][0] for way, values in ways.items()}
-    half = max(100 * (x[measure][0] - x[measure][1]) for x in ways.values())
+    percent = {way: 100 * values[measure][0] for way, values in measured.items()}
+    half = max(100 * (x[measure][0] - x[measure][1]) for x in measured.values())
     names = {"old": "old encoder and index", "leave": "index as it is"}
     names |= {"back": "queries mapped back", "forward": "vectors mapped forward"}
     shown = [f"{name} {percent[x]:.0f}" for x, name in names.items() if x in percent]
-    again = " / ".join(f"{percent[way]:.0f}" for way in ways_lib.SHARES)
+    again = " / ".join(f"{percent[way]:.0f}" for way in ways.SHARES)
     shown += [f"then 10 / 25 / 50 % embedded again {again}"]
     if measure == "precision":
         shown.append(f"all {percent['all']:.0f}")
     kind = "Nearest images" if measure == "precision" else "A new index's neighbours"
     lines = [f"{kind} {what}, in percent ± {half:.0f}: {', '.join(shown)}."]
-    value = {way: values[measure][0] for way, values in ways.items()}
+    value = {way: values[measure][0] for way, values in measured.items()}
     if measure == "precision" and value["old"] > value["all"]:
         lines.append(
             "On the images in the index the old encoder is better than the new one."
@@ -142,26 +148,26 @@ def say_comparison(name: str, compared: dict, parent: str) -> list[str]:
     """Say what an encoder lost against its parent and against the reference.
 
     Args:
-      name: of the matrix.
+      name: name of the matrix.
       compared: "gate" of update.json.
       parent: directory of the parent.
     """
-    found, images = compared["matrices"][name], compared["images"]
+    matrix, images = compared["matrices"][name], compared["images"]
     limit = compared["limit"]
     to_parent, to_reference = (
-        say_pairs(found[x], images, compared["confidence"])
+        say_pairs(matrix[x], images, compared["confidence"])
         for x in ("parent", "reference")
     )
     lines = [f"Accuracy on labelled images ({name}): {to_parent}."]
     if compared["reference"] != parent:
         lines.append(f"Against the reference {compared['reference']}: {to_reference}.")
-    if "verdict" in found:
-        most = 100 * found["most"]
+    if "verdict" in matrix:
+        most = 100 * matrix["most"]
         bound = f"the loss is at most {most:.1f} points"
         if most < 0:
             bound = f"the gain is at least {-most:.1f} points"
-        verdict = found["verdict"].capitalize()
-        lines.append(f"{verdict}: {bound}; the loss may be {100 * limit:.1f} points.")
+        verdict = matrix["verdict"].capitalize()
+        lines.append(f"{verdict}: {bound}; allowed loss {100 * limit:.1f} points.")
     return lines
 
 
@@ -190,7 +196,7 @@ def write_sentences(report: dict) -> str:
     limit = report.get("asked", {}).get("limits", {}).get("accuracy_drop")
     allowed = "no limit"
     if limit is not None:
-        allowed = f"may fall by {100 * limit:.1f} points; no answers of single images "
+        allowed = f"allowed fall {100 * limit:.1f} points; no answers of single images "
         allowed += "are known, so the observed change decides"
     compared = report.get("gate", {"matrices": {}})
     for name, accuracy in report["accuracy"].items():

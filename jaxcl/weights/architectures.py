@@ -36,13 +36,13 @@ class Architecture(NamedTuple):
 
 def _load_architectures() -> dict[str, Architecture]:
     """Read architectures.json, whose heads are listed by "WIDTHxBLOCKS"."""
-    path, found = pathlib.Path(__file__).with_name("architectures.json"), {}
+    path, architectures = pathlib.Path(__file__).with_name("architectures.json"), {}
     for name, row in json.loads(path.read_text()).items():
         images = _MOMENTS | row["images"] if "images" in row else None
         heads = row.get("heads", {}).items()
         heads = {tuple(map(int, size.split("x"))): count for size, count in heads}
-        found[name] = Architecture(**row | {"images": images, "heads": heads})
-    return found
+        architectures[name] = Architecture(**row | {"images": images, "heads": heads})
+    return architectures
 
 
 ARCHITECTURES = _load_architectures()
@@ -55,10 +55,54 @@ COUNTERS = (
 )
 
 
-def look_up(name: str) -> Architecture:
-    """Find an architecture; Refused names the nearest to a wrong name."""
+# Form of a published name -> the architecture of its kind; the first that fits counts.
+_PUBLISHED = {
+    r".*dinov3.*convnext.*|convnext.*dinov3.*": "dinov3_convnext",
+    r".*dinov3.*": "dinov3",
+    r".*dinov2.*": "dinov2",
+    r"(.*[^a-z])?dino([^a-z].*)?": "dino",
+    r"(.*[^a-z])?deit3([^a-z].*)?": "deit3",
+    r"(.*[^a-z])?deit([^a-z].*)?": "deit",
+    r"(.*[^a-z])?mae([^a-z].*)?": "mae",
+    r"(.*[^a-z])?moco-?_?v3([^a-z].*)?": "mocov3",
+    r"vit_[a-z]+_patch\d+_\d+(\.(augreg|orig_in).*)?|vit-[a-z]+-patch\d+-\d+": "augreg",
+    r"convnext(v2)?[-_.].*": "convnext",
+    r"resnet-?(18|34|50|101|152)(\..*)?": "resnet",
+}
+
+
+def find_family(name: str) -> str:
+    """Find the architecture of a network by the name that its publisher gave it.
+
+    Args:
+      name: name of an architecture; or of a network in timm, torchvision or a hub, as
+        "vit_tiny_patch16_224", "dinov2_vits14", "facebook/deit-tiny-patch16-224".
+
+    Raises:
+      Refused: no form of a name fits.
+    """
+    if name not in ARCHITECTURES:
+        short = name.lower().rpartition("/")[2]
+        for form, family in _PUBLISHED.items():
+            if re.fullmatch(form, short):
+                return family
     core.check_choice("--architecture", name, tuple(ARCHITECTURES))
-    return ARCHITECTURES[name]
+    return name
+
+
+def look_up(name: str) -> Architecture:
+    """Find an architecture; Refused names the nearest to a wrong name.
+
+    Args:
+      name: as for `find_family`; one that ends in the size of the images, such as
+        "vit_base_patch16_384", sets it.
+    """
+    found = ARCHITECTURES[find_family(name)]
+    size = re.search(r"patch\d+[-_](\d+)(\.|$)", name)
+    if found.images is None or size is None or size[1] == str(found.images["size"]):
+        return found
+    whole = {"size": int(size[1]), "resize": int(size[1])}  # timm crops nothing above
+    return found._replace(images=found.images | whole)
 
 
 def pick_network(
@@ -77,14 +121,14 @@ def pick_network(
     Raises:
       Refused: there is no known network, or there are several.
     """
-    tensors, found = wrappers.strip_prefixes(tensors), []
+    tensors, begins = wrappers.strip_prefixes(tensors), []
     for stem, beside in names.STEMS.items():
         for name in tensors:
             begin = name[: len(name) - len(stem)]
             inner = beside is None or f"{begin}{beside}" in tensors
             if name.endswith(stem) and begin[-1:] in ("", ".") and inner:
-                found.append(begin)
-    if not found:
+                begins.append(begin)
+    if not begins:
         some = ", ".join(sorted(tensors)[:10])
         raise wrappers.RefusedTensors(
             f"the file holds no known ResNet, ViT or ConvNeXt, but {some}"
@@ -92,24 +136,24 @@ def pick_network(
     if prefix is not None:
         asked = wrappers.strip_name(prefix.removesuffix("."))
         asked = f"{asked}." if asked else ""
-        if asked not in found:
+        if asked not in begins:
             raise wrappers.RefusedTensors(
                 f"--prefix={prefix}: no tensor name starts with it"
             )
-        found = [asked]
-    if len(found) > 1:
-        shown = ", ".join(repr(begin.rstrip(".")) for begin in sorted(found))
+        begins = [asked]
+    if len(begins) > 1:
+        shown = ", ".join(repr(begin.rstrip(".")) for begin in sorted(begins))
         raise wrappers.RefusedTensors(
-            f"the file holds {len(found)} networks; choose by --prefix one of {shown}"
+            f"the file holds {len(begins)} networks; choose by --prefix one of {shown}"
         )
-    begin = found[0]
-    own = {n[len(begin) :]: x for n, x in tensors.items() if n.startswith(begin)}
-    return own, begin, len(tensors) - len(own)
+    begin = begins[0]
+    network = {n[len(begin) :]: x for n, x in tensors.items() if n.startswith(begin)}
+    return network, begin, len(tensors) - len(network)
 
 
-def find_scheme(found: Mapping[str, Any]) -> str:
+def find_scheme(tensors: Mapping[str, Any]) -> str:
     """Find the library that named a network's tensors, a key of `names.SCHEMES`."""
-    return next(scheme for scheme, *signs in names.SIGNS if {*signs} <= found.keys())
+    return next(scheme for scheme, *signs in names.SIGNS if {*signs} <= tensors.keys())
 
 
 class _Tensors:
@@ -118,16 +162,16 @@ class _Tensors:
     def __init__(self, tensors, scheme: str):
         self.tensors, self.scheme = tensors, names.SCHEMES[scheme]
 
-    def name(self, ours: str) -> str:
+    def name(self, array: str) -> str:
         """Return the library's name of a tensor; "" if there is none."""
-        leaf = names.find_tensor(self.scheme, ours)
+        leaf = names.find_tensor(self.scheme, array)
         return "" if leaf is None else leaf.tensor
 
-    def has(self, ours: str) -> bool:
-        return self.name(ours) in self.tensors
+    def has(self, array: str) -> bool:
+        return self.name(array) in self.tensors
 
-    def shape(self, ours: str, axes: int) -> tuple[int, ...]:
-        name = self.name(ours)
+    def shape(self, array: str, axes: int) -> tuple[int, ...]:
+        name = self.name(array)
         if name not in self.tensors:
             raise wrappers.RefusedTensors(f"the file has no {name}")
         shape = self.tensors[name].shape
@@ -167,41 +211,41 @@ def vit_section(
     Raises:
       Refused: a needed tensor is missing or has a wrong shape.
     """
-    found = _Tensors(tensors, scheme)
+    network = _Tensors(tensors, scheme)
     for odd in ("dist_token", "fc_norm.weight", "cls_norm.weight"):
         if odd in tensors:
             raise wrappers.RefusedTensors(
                 f"the file has {odd}, which no known network has"
             )
-    width, _, patch = found.stem()
-    layers = _count_blocks(found)
-    rows, side = _position_grid(found, width)
+    width, _, patch = network.stem()
+    layers = _count_blocks(network)
+    rows, side = _position_grid(network, width)
     if not side and architecture.images is None:
         raise wrappers.RefusedTensors(
-            f"the file has no {found.name('positions')}; for rotary positions take "
+            f"the file has no {network.name('positions')}; for rotary positions take "
             "--architecture=dinov3"
         )
-    registers = tensors.get(found.name("registers"))
+    registers = tensors.get(network.name("registers"))
     section = {
         "width": width,
         "layers": layers,
-        **_mlp_kind(found),
+        **_mlp_kind(network),
         "patch": patch,
         "image_size": side * patch if side else architecture.images["size"],
         "registers": 0 if registers is None else registers.size // width,
         "positions": "learned" if side else "rotary",
         "class_position": rows == side * side + 1,
-        "layer_scale": 1.0 if found.has("block_0/scale1") else None,
-        "qkv_bias": _find_biases(found, scheme),
+        "layer_scale": 1.0 if network.has("block_0/scale1") else None,
+        "qkv_bias": _find_biases(network, scheme),
     }
     section["resize"] = _resize_rule(scheme, section["registers"])
     return section
 
 
-def _count_blocks(found) -> int:
-    begin, _, end = found.name("block_7/norm1/scale").partition("7")
+def _count_blocks(network) -> int:
+    begin, _, end = network.name("block_7/norm1/scale").partition("7")
     pattern = re.compile(f"{re.escape(begin)}(\\d+){re.escape(end[0])}")
-    numbers = {int(m[1]) for name in found.tensors if (m := pattern.match(name))}
+    numbers = {int(m[1]) for name in network.tensors if (m := pattern.match(name))}
     count = max(numbers, default=0) + 1
     absent = sorted({*range(count)} - numbers)
     if absent:
@@ -211,36 +255,36 @@ def _count_blocks(found) -> int:
     return count
 
 
-def _position_grid(found, width) -> tuple[int, int]:
+def _position_grid(network, width) -> tuple[int, int]:
     """Count the learned positions, and the side of their grid; 0: there are none."""
-    if not found.has("positions"):
+    if not network.has("positions"):
         return 0, 0
-    _, rows, own = found.shape("positions", 3)
+    _, rows, length = network.shape("positions", 3)
     for patches in (rows, rows - 1):
         side = round(max(patches, 0) ** 0.5)
-        if side and side * side == patches and own == width:
+        if side and side * side == patches and length == width:
             return rows, side
     raise wrappers.RefusedTensors(
-        f"{found.name('positions')} has the shape {[1, rows, own]}: must have as many "
-        f"rows as a square grid has patches, or one more, each of {width} numbers"
+        f"{network.name('positions')} has the shape {[1, rows, length]}: must have as "
+        f"many rows as a square grid has patches, or one more, each of {width} numbers"
     )
 
 
-def _mlp_kind(found) -> dict:
+def _mlp_kind(network) -> dict:
     """Find the kind of the MLP, and its hidden units."""
     block = "block_0/mlp"
-    down = f"{block}/down" if found.has(f"{block}/down/kernel") else f"{block}/fc2"
-    hidden = found.shape(f"{down}/kernel", 2)[1]
-    gated = found.has(f"{block}/gate/kernel")
+    down = f"{block}/down" if network.has(f"{block}/down/kernel") else f"{block}/fc2"
+    hidden = network.shape(f"{down}/kernel", 2)[1]
+    gated = network.has(f"{block}/gate/kernel")
     if gated:  # timm has gate and up in one tensor, which plain MLPs have, too
-        leaf = names.find_tensor(found.scheme, f"{block}/gate/kernel")
-        gated = len(found.tensors[leaf.tensor]) == leaf.parts * hidden
+        leaf = names.find_tensor(network.scheme, f"{block}/gate/kernel")
+        gated = len(network.tensors[leaf.tensor]) == leaf.parts * hidden
     return {"mlp": "swiglu" if gated else "gelu", "hidden": hidden}
 
 
-def _find_biases(found, scheme) -> str:
+def _find_biases(network, scheme) -> str:
     """Find which of queries, keys and values have a bias."""
-    query, key = (found.has(f"block_0/attention/{x}/bias") for x in ("query", "key"))
+    query, key = (network.has(f"block_0/attention/{x}/bias") for x in ("query", "key"))
     # DINOv3's files have one of keys, too, which its code masks: it is not read.
     if query and key and scheme != "dinov3":
         return "all"
@@ -271,12 +315,12 @@ def resnet_section(tensors: Mapping[str, np.ndarray], stem_padding: int | None) 
     blocks = {(int(m[1]), int(m[2])) for m in named if m}
     sizes = tuple(sum(s == stage for s, _ in blocks) for stage in (1, 2, 3, 4))
     kind = "bottleneck" if "layer1.0.conv3.weight" in tensors else "basic"
-    depths = {known: depth for depth, known in resnet.DEPTHS.items()}
+    depths = {shape: depth for depth, shape in resnet.DEPTHS.items()}
     if (sizes, kind) not in depths or kernel not in (3, 7):
-        known = ", ".join(map(str, resnet.DEPTHS))
+        allowed = ", ".join(map(str, resnet.DEPTHS))
         raise wrappers.RefusedTensors(
             f"it is a ResNet of {sizes} {kind} blocks with a first convolution of "
-            f"{kernel} x {kernel}; known are depths {known} with 3 x 3 or 7 x 7"
+            f"{kernel} x {kernel}; known are depths {allowed} with 3 x 3 or 7 x 7"
         )
     if kernel == 3 and stem_padding is None:
         raise wrappers.RefusedTensors(
@@ -302,24 +346,24 @@ def convnext_section(tensors: Mapping[str, np.ndarray], scheme: str) -> dict:
     Raises:
       Refused: the ConvNeXt is of no known kind.
     """
-    found = _Tensors(tensors, scheme)
-    width, _, patch = found.stem()
+    network = _Tensors(tensors, scheme)
+    width, _, patch = network.stem()
 
     def stage_depth(stage):
-        has = (found.has(f"stage{stage}_{i}/depthwise/kernel") for i in range(1000))
+        has = (network.has(f"stage{stage}_{i}/depthwise/kernel") for i in range(1000))
         return len([*itertools.takewhile(bool, has)])
 
     depths = (*itertools.takewhile(bool, map(stage_depth, itertools.count(1))),)
     if not depths:
         raise wrappers.RefusedTensors(
-            f"it has no {found.name('stage1_0/depthwise/kernel')}"
+            f"it has no {network.name('stage1_0/depthwise/kernel')}"
         )
     return {
         "depths": depths,
         "width": width,
         "patch": patch,
-        "layer_scale": 1e-6 if found.has("stage1_0/scale") else None,
-        "grn": found.has("stage1_0/grn/scale"),
+        "layer_scale": 1e-6 if network.has("stage1_0/scale") else None,
+        "grn": network.has("stage1_0/grn/scale"),
     }
 
 
@@ -339,11 +383,11 @@ def fill_arrays(
     Raises:
       Refused: tensors are missing, of another shape, or unknown; it names the first.
     """
-    known = names.SCHEMES[scheme]
-    places = {ours: names.find_tensor(known, ours.partition("/")[2]) for ours in shapes}
+    mapping = names.SCHEMES[scheme]
+    places = {x: names.find_tensor(mapping, x.partition("/")[2]) for x in shapes}
     needed = {leaf.tensor for leaf in places.values()}
     missing = sorted(needed - tensors.keys())
-    ignored = (*known.dropped,)
+    ignored = (*mapping.dropped,)
     more = [
         name
         for name, x in tensors.items()
@@ -351,16 +395,16 @@ def fill_arrays(
         if not name.endswith(COUNTERS)
     ]
     if missing or more:
-        said = [f"it lacks {_name_some(missing)}"] if missing else []
-        said += [f"it also has {_name_some(more)}"] if more else []
+        faults = [f"it lacks {_name_some(missing)}"] if missing else []
+        faults += [f"it also has {_name_some(more)}"] if more else []
         raise wrappers.RefusedTensors(
-            f"tensors do not fit the network: {'; '.join(said)}"
+            f"tensors do not fit the network: {'; '.join(faults)}"
         )
     arrays = {}
-    for ours, leaf in places.items():
-        path, x = ours.partition("/")[2], tensors[leaf.tensor]
+    for array, leaf in places.items():
+        path, x = array.partition("/")[2], tensors[leaf.tensor]
         try:
-            arrays[ours] = names.read_array(leaf, path, x, shapes[ours])
+            arrays[array] = names.read_array(leaf, path, x, shapes[array])
         except ValueError as error:
             raise wrappers.RefusedTensors(
                 f"tensors do not fit the network: {error}"
@@ -368,6 +412,6 @@ def fill_arrays(
     return arrays, sorted(tensors.keys() - needed)
 
 
-def _name_some(found) -> str:
-    shown = ", ".join(found[:3])
-    return f"{shown} and {len(found) - 3} more" if len(found) > 3 else shown
+def _name_some(some) -> str:
+    shown = ", ".join(some[:3])
+    return f"{shown} and {len(some) - 3} more" if len(some) > 3 else shown

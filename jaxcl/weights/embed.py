@@ -10,19 +10,17 @@ A stopped command resumes when it is given again; its rows are in FILE.part.
 import argparse
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from jaxcl import numerics, schema
-from jaxcl.config import build, command, jobs
+from jaxcl.config import build, command, jobs, own_images, transfer_config
 from jaxcl.data import from_features, identity, sources, stream
 from jaxcl.errors import Refused
-from jaxcl.evals import features
-from jaxcl.run import folder, progress, train
-from jaxcl.update import lineage, plan
+from jaxcl.evals import embedding
+from jaxcl.run import encoder_folder, progress_bar, train
 
 
 def prepare_work(encoder: str, data: str | dict) -> jobs.Frozen:
@@ -36,14 +34,16 @@ def prepare_work(encoder: str, data: str | dict) -> jobs.Frozen:
     Raises:
       Refused, OSError: as for `build.restore_frozen`.
     """
-    theirs = folder.as_config(encoder)
+    encoder_config = encoder_folder.as_config(encoder)
     if isinstance(data, str) and data.startswith("{"):
         data = json.loads(data)
     elif isinstance(data, str) and sources.needs_nothing(data):
         data = {"name": data}
-    section = lineage.make_section(data, {}, theirs, "--data")
-    config = plan.make_transfer_config(section, "none", theirs)
-    return build.restore_frozen(plan.add_checkpoint(config, encoder))
+    section = own_images.make_section(
+        data, parent_config=encoder_config, field="--data"
+    )
+    config = transfer_config.make_config(section, "none", encoder_config)
+    return build.restore_frozen(transfer_config.add_checkpoint(config, encoder))
 
 
 @numerics.pinned()
@@ -73,9 +73,9 @@ def write_features(
     from_features.check_suffix(out)
     schema.check_value(batch_size, schema.Count, "batch_size")
     dataset = work.parts.stream.dataset
-    batch_size = features.padded_size(work.parts, batch_size)
+    batch_size = embedding.padded_size(work.parts, batch_size)
     about = {
-        "card": folder.read_card(work.source["path"]),
+        "card": encoder_folder.read_card(work.source["path"]),
         "images": identity.identify(dataset).digest(),
         "class_names": list(dataset.class_names),
         "domain_names": list(dataset.domain_names),
@@ -83,25 +83,25 @@ def write_features(
     }
     if os.path.exists(out):
         if from_features.read(out)[1] != about:
-            raise Refused(f"--out={out}: is no file of features; give another path")
+            raise Refused("--out", out, "is no file of features; give another path")
         return about
-    parts, width = stream.splits_of(dataset), about["card"]["num_features"]
-    draft, sizes = f"{out}.part", [stream.count_rows(x) for x in parts.values()]
+    splits, width = stream.splits_of(dataset), about["card"]["num_features"]
+    draft, sizes = f"{out}.part", [stream.count_rows(x) for x in splits.values()]
     begin = _begin_draft(draft, about)
     with open(draft, "r+b") as file:
         written = (file.seek(0, os.SEEK_END) - begin) // (4 * width)
         done = _count_whole_batches(written, sizes, batch_size)
         file.truncate(file.seek(begin + 4 * width * done))
-        with progress.count_images(sum(sizes), done) as bar:
-            for rows in _embed_rows(work, parts.values(), done, batch_size):
+        with progress_bar.count_images(sum(sizes), done) as bar:
+            for rows in _embed_rows(work, splits.values(), done, batch_size):
                 file.write(rows.astype("<f4").tobytes())
                 file.flush()
                 bar.update(len(rows))
                 if stop():
                     raise train.Interrupted(f"stopped; the rows so far are in {draft}")
-    whole = np.memmap(draft, "<f4", "r", offset=begin, shape=(sum(sizes), width))
-    arrays, pieces = {}, np.split(whole, np.cumsum(sizes)[:-1])
-    for (name, x), rows in zip(parts.items(), pieces, strict=True):
+    features = np.memmap(draft, "<f4", "r", offset=begin, shape=(sum(sizes), width))
+    arrays, pieces = {}, np.split(features, np.cumsum(sizes)[:-1])
+    for (name, x), rows in zip(splits.items(), pieces, strict=True):
         values = {"x": rows, "y": x.label, "domain": x.domain}
         arrays |= {f"{name}_{key}": value for key, value in values.items()}
     from_features.write(out, arrays, about)
@@ -138,39 +138,30 @@ def _embed_rows(work, splits, done, batch_size) -> Iterator[np.ndarray]:
     """Yield the features of all splits but the first `done`, batch by batch."""
     for examples in splits:
         if done < stream.count_rows(examples):
-            yield from features.embed_batches(
+            yield from embedding.embed_batches(
                 work.parts, examples, work.state, first=done, batch_size=batch_size
             )
         done = max(done - stream.count_rows(examples), 0)
 
 
-def parser() -> argparse.ArgumentParser:
-    """Make the parser of the command's options."""
-    options = argparse.ArgumentParser(
-        prog="jaxcl features", description=__doc__.splitlines()[0]
-    )
-    add = options.add_argument
+def add_options(parser) -> None:
+    """Add the options of the command."""
+    add = parser.add_argument
     add("--encoder", required=True, help="the folder of an encoder")
     add("--data", required=True, help="a path, or a section config.data as JSON")
     add("--out", required=True, help="FILE.npz or FILE.safetensors")
     add("--batch-size", type=int, default=256, help="images at a time")
-    return options
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(options: argparse.Namespace) -> int:
     """Run `jaxcl features`; return 2 if an input is wrong, 75 if stopped."""
-    options = parser().parse_args(argv)
 
     def make():
         from_features.check_suffix(options.out)
         return prepare_work(options.encoder, options.data)
 
-    def work(made, stop):
-        write_features(made, options.out, batch_size=options.batch_size, stop=stop)
+    def work(frozen, stop):
+        write_features(frozen, options.out, batch_size=options.batch_size, stop=stop)
         print(f"features are in {options.out}", flush=True)
 
     return command.run_until_signal(make, work)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

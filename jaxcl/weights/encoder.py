@@ -19,13 +19,11 @@ from PIL import Image
 
 from jaxcl import core, lookup, numerics, schema
 from jaxcl.config import sections
-from jaxcl.data import files as files_lib
-from jaxcl.data import graphs as graphs_lib
-from jaxcl.data import prefetch
+from jaxcl.data import graph_arrays, image_files, prefetch
 from jaxcl.data.augment import images as augment_images
 from jaxcl.errors import Refused
 from jaxcl.index import maps
-from jaxcl.run import folder as folder_lib
+from jaxcl.run import encoder_folder
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -47,18 +45,18 @@ class Encoder:
     def __repr__(self) -> str:
         """Name the network, its features, its inputs and the method that trained it."""
         inputs, method = self.card.get("input", {}), self.card.get("method") or {}
-        said = [self.card.get("encoder", {}).get("name", "a network")]
-        said.append(f"{self.num_features} features")
+        phrases = [self.card.get("encoder", {}).get("name", "a network")]
+        phrases.append(f"{self.num_features} features")
         if inputs.get("kind") == "graphs":
-            said.append("of graphs")
+            phrases.append("of graphs")
         elif "size" in inputs:
             side = inputs["size"]
-            said.append(f"of images {side} x {side} x {inputs.get('channels')}")
+            phrases.append(f"of images {side} x {side} x {inputs.get('channels')}")
         names = [lookup.name_of(method.get(k)) for k in ("name", "base", "strategy")]
         names = [name for name in names if name]
         if names:
-            said.append(f"trained by {'/'.join(map(str, names))}")
-        return f"Encoder({', '.join(said)})"
+            phrases.append(f"trained by {'/'.join(map(str, names))}")
+        return f"Encoder({', '.join(phrases)})"
 
     @numerics.pinned()
     def prepare(self, images: Any) -> jax.Array:
@@ -106,11 +104,14 @@ class Encoder:
     def embed(self, inputs: Any, *, batch_size: int = 256) -> np.ndarray:
         """Embed images or graphs as f32[N, D], or one image as f32[D].
 
+        Images are first prepared as the card's "input" says: the shorter side is
+        resized to "resize", and the middle "size" x "size" pixels are cut out.
+
         Args:
           inputs: images as for `prepare`, or one image u8[h, w, C]; grey images may
             lack the last axis. Any image may be a PIL image, or the path of a file. Or
-            a padded batch of graphs, see `data.graphs.pad_batch`, whose empty slots get
-            rows of zeros.
+            a padded batch of graphs, see `data.graph_arrays.pad_batch`; its empty slots
+            get rows of zeros.
           batch_size: images at a time. The last batch is padded; fewer images in all
             are padded to a power of two, so that few programs are compiled.
 
@@ -122,7 +123,7 @@ class Encoder:
         if self.card["input"]["kind"] == "graphs":
             return np.asarray(run(_check_graphs(self.card, inputs)))
         if batch_size < 1:
-            raise Refused(f"batch_size={batch_size}: must be at least 1")
+            raise Refused("batch_size", batch_size, "must be at least 1")
         inputs, one = _list_images(self.card, inputs)
         if one:
             return self.embed(inputs, batch_size=1)[0]
@@ -174,15 +175,15 @@ class Encoder:
         want = self.card.get("check")
         if want is None:
             raise Refused(
-                f"{folder_lib.CARD}: it has no features to check: an encoder of graphs "
-                "never has; export one of images again"
+                f"{encoder_folder.CARD}: it has no features to check: an encoder of "
+                "graphs never has; export one of images again"
             )
         moved = np.linalg.norm(self.picture_features() - np.asarray(want, np.float32))
         gap = float(moved / np.linalg.norm(want))
         if not gap <= tolerance:
             raise Refused(
-                f"{folder_lib.CARD}: check: features of the fixed picture differ by "
-                f"{gap:.1%} of their length; must be at most {tolerance:.1%}"
+                f"{encoder_folder.CARD}: check: features of the fixed picture differ "
+                f"by {gap:.1%} of their length; must be at most {tolerance:.1%}"
             )
         return gap
 
@@ -225,7 +226,7 @@ def _list_images(card, images) -> tuple[Any, bool]:
 def _read_pixels(card, image):
     """Read an image as u8[h, w, C]; an array is checked later."""
     inputs = card["input"]
-    decoding = files_lib.Decoding(
+    decoding = image_files.Decoding(
         prefetch.choose_decoder(inputs["decoder"] or "auto"),
         channels=inputs["channels"],
         background=inputs.get("background", 255),
@@ -298,10 +299,8 @@ def _check_array(name, images, channels, *, axes):
 def _check_graphs(card, inputs):
     """Refuse inputs that are no graphs, or of another number of features."""
     width = card["input"]["features"]
-    if not isinstance(inputs, graphs_lib.Graphs):
-        raise Refused(
-            f"inputs: is {type(inputs).__name__}, must be a data.graphs.Graphs"
-        )
+    if not isinstance(inputs, graph_arrays.Graphs):
+        raise Refused(f"inputs: {type(inputs).__name__}: must be graph_arrays.Graphs")
     have = inputs.features.shape[-1]
     if have != width:
         raise Refused(f"inputs: nodes have {have} features, must have {width}")
@@ -314,7 +313,7 @@ def make_module(section: dict) -> nn.Module:
     Raises:
       Refused: an unknown name or option.
     """
-    section, field = dict(section), f"{folder_lib.CARD}: encoder"
+    section, field = dict(section), f"{encoder_folder.CARD}: encoder"
     precision = section.pop("precision", "float32")
     core.check_choice(f"{field}.precision", precision, tuple(sections.PRECISIONS))
     make, options = lookup.find_function(sections.ENCODERS, section, field)
@@ -322,12 +321,12 @@ def make_module(section: dict) -> nn.Module:
     return make(**options, dtype=sections.PRECISIONS[precision])
 
 
-def blank_inputs(inputs: dict) -> np.ndarray | graphs_lib.Graphs:
+def blank_inputs(inputs: dict) -> np.ndarray | graph_arrays.Graphs:
     """Make inputs of zeros in the smallest shape that a card's "input" allows."""
     if inputs["kind"] == "images":
         return np.zeros((1, inputs["size"], inputs["size"], inputs["channels"]), "f4")
     masked, zero = np.zeros(1, bool), np.zeros(1, np.int32)
-    return graphs_lib.Graphs(
+    return graph_arrays.Graphs(
         features=np.zeros((1, inputs["features"]), "f4"),
         node_graph=zero,
         node_mask=masked,
@@ -354,8 +353,8 @@ def _name_leaves(params, stats) -> dict[str, Any]:
 def array_shapes(card: dict) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a network's arrays by their names in the file."""
     module, inputs = make_module(card["encoder"]), blank_inputs(card["input"])
-    found = jax.eval_shape(module.init, numerics.make_key(0), inputs)
-    leaves = _name_leaves(found["params"], found.get("batch_stats", {}))
+    variables = jax.eval_shape(module.init, numerics.make_key(0), inputs)
+    leaves = _name_leaves(variables["params"], variables.get("batch_stats", {}))
     return {name: leaf.shape for name, leaf in leaves.items()}
 
 
@@ -374,7 +373,7 @@ def make_encoder(card: dict, params: core.PyTree, stats: core.PyTree) -> Encoder
 @functools.lru_cache(maxsize=32)
 def _compile_network(module):
     """Compile the network once for all encoders with its options."""
-    return jax.jit(lambda *given: _apply_module(module, *given)[0])
+    return jax.jit(lambda *arguments: _apply_module(module, *arguments)[0])
 
 
 @numerics.pinned()
@@ -394,14 +393,14 @@ def load_encoder(
       Refused: a file is missing, damaged, or contradicts the card; the message has
         the first difference.
     """
-    card = folder_lib.read_card(folder)
-    leaves = folder_lib.read_leaves(folder, card)
-    path = epath.Path(folder) / folder_lib.TENSORS
+    card = encoder_folder.read_card(folder)
+    leaves = encoder_folder.read_leaves(folder, card)
+    path = epath.Path(folder) / encoder_folder.TENSORS
     encoder = make_from_leaves(card, leaves, path)
     if encoder.num_features != card["num_features"]:
         raise Refused(
-            f"{folder_lib.CARD}: num_features={card['num_features']}, but its encoder "
-            f"has {encoder.num_features}"
+            f"{encoder_folder.CARD}: num_features={card['num_features']}, but its "
+            f"encoder has {encoder.num_features}"
         )
     if check:
         encoder.check()
@@ -413,14 +412,14 @@ def load_encoder(
             f"{folder}: into='old': it has no {maps.FILE}; an accepted update with "
             "the verdict 'adapt' leaves one, and jaxcl export copies it"
         )
-    arrays = folder_lib.read_leaves(folder, card, maps.FILE)
+    arrays = encoder_folder.read_leaves(folder, card, maps.FILE)
     adapter = maps.check_map(arrays, epath.Path(folder) / maps.FILE)
     return dataclasses.replace(encoder, adapter=adapter)
 
 
 @numerics.pinned()
 def make_from_leaves(
-    card: dict, leaves: dict[str, Any], path: Any = folder_lib.TENSORS
+    card: dict, leaves: dict[str, Any], path: Any = encoder_folder.TENSORS
 ) -> Encoder:
     """Make an encoder from a card and the arrays of its file.
 
@@ -433,4 +432,4 @@ def make_from_leaves(
       Refused: the leaves do not fit the card's network.
     """
     module, inputs = make_module(card["encoder"]), blank_inputs(card["input"])
-    return make_encoder(card, *folder_lib.fill_trees(module, inputs, leaves, path))
+    return make_encoder(card, *encoder_folder.fill_trees(module, inputs, leaves, path))

@@ -2,7 +2,7 @@
 
 DIR then holds the encoder's parameters and statistics (encoder.safetensors) and its
 description and origin (card.json); with --torch also a state dict for PyTorch, with
---stablehlo a program; and the adapter to an old index that an update left
+--stablehlo or --onnx a program; and the adapter to an old index that an update left
 (adapter.safetensors).
 `jaxcl.load_encoder(DIR)` reads it back.
 
@@ -14,7 +14,6 @@ import argparse
 import hashlib
 import inspect
 import re
-import sys
 import typing
 
 from etils import epath
@@ -25,15 +24,9 @@ from jaxcl.data.augment import images as augment_images
 from jaxcl.errors import Refused
 from jaxcl.index import maps
 from jaxcl.nets import tuning
-from jaxcl.run import folder as folder_lib
-from jaxcl.run import results as results_lib
-from jaxcl.run import transfer
-from jaxcl.update import lineage
-from jaxcl.weights import encoder, pytorch, writer
+from jaxcl.run import encoder_folder, result_file, transfer, updates
+from jaxcl.weights import encoder, onnx_program, pytorch, writer
 from jaxcl.weights import stablehlo as program
-
-# Methods whose steps train no encoder: each evaluation fits one and drops it.
-_DROP = ("gdumb",)
 
 
 @numerics.pinned()
@@ -43,15 +36,18 @@ def export(
     *,
     torch: bool = False,
     stablehlo: program.Pixels | None = None,
+    onnx: program.Pixels | None = None,
     force: bool = False,
 ) -> dict:
     """Write the encoder of a run to a folder.
 
     Args:
       run: a run directory; if the run has accepted updates, the last of them is used.
+        With a program it may be the folder of an encoder.
       out: the folder; it must be missing, empty, or an export of the same checkpoint.
       torch: whether to write the state dict for PyTorch, too.
       stablehlo: type of the images of a program that is also written; None: no program.
+      onnx: type of the images of an ONNX program, likewise.
       force: whether to replace an export of another checkpoint or with a damaged card.
 
     Returns:
@@ -62,7 +58,9 @@ def export(
       OSError: a file cannot be read or written.
       lock.LockHeldError: another export writes to the folder.
     """
-    run = lineage.find_current(run)
+    run = updates.find_current(run)
+    if encoder_folder.exists_at(run) and (stablehlo or onnx) and not torch:
+        return _add_programs(run, out, stablehlo, onnx, force)
     config = _read_config(run)
     section = _describe_architecture(config)
     if torch:
@@ -75,6 +73,12 @@ def export(
     state, source = transfer.restore(
         run, module, blank, sharding.mesh(1), field="--run"
     )
+    cursor = transfer.cursor(where, source["number"])
+    if cursor["results"].get("embeds") == "fit":
+        raise Refused(
+            f"--run={run!r}: config.method.name={config['method']['name']!r} fits a "
+            "network at each evaluation and drops it; the run has none to export"
+        )
     params, stats = state.params["encoder"], state.stats["encoder"]
     if isinstance(module, tuning.TunedEncoder):
         params = module.merge_adapters(params)  # they become part of what they adapt
@@ -82,24 +86,45 @@ def export(
     card = {"encoder": section, "input": inputs}
     exported = encoder.make_encoder(card, params, stats)
     leaves = encoder.flatten_leaves(exported.params, exported.stats)
-    files = {folder_lib.TENSORS: writer.pack_tensors(leaves, "flax")}
+    files = {encoder_folder.TENSORS: writer.pack_tensors(leaves, "flax")}
     if torch:
         state = pytorch.torch_state(exported)
         files[writer.PYTORCH[section["name"]]] = writer.pack_tensors(state, "pt")
     adapter = epath.Path(run) / maps.FILE
     if adapter.exists():
         files[maps.FILE] = adapter.read_bytes()
-    if stablehlo is not None:
-        files[program.FILE] = program.pack_program(exported, stablehlo)
-    cursor = transfer.cursor(where, source["number"])
-    card = card | writer.describe(exported, files)
-    if stablehlo is not None:
-        card["stablehlo"] = program.describe(exported, stablehlo)
+    programs, described = _pack_programs(exported, stablehlo, onnx)
+    files |= programs
+    card = card | writer.describe(exported, files) | described
     card |= _describe_origin(config, source, cursor) | {"config": config}
     if inputs["kind"] == "images":
         card["check"] = exported.picture_features()
-    card = results_lib.to_json(card)
+    card = result_file.jsonable(card)
     card |= {key: _hide_paths(card[key]) for key in ("data", "checkpoint", "config")}
+    return writer.write_folder(epath.Path(out), files, card, force)
+
+
+def _pack_programs(network, stablehlo, onnx) -> tuple[dict[str, bytes], dict]:
+    """Write the programs of an encoder; return files, and entries of the card."""
+    files, described = {}, {}
+    if stablehlo is not None:
+        files[program.FILE] = program.pack_program(network, stablehlo)
+        described["stablehlo"] = program.describe(network, stablehlo)
+    if onnx is not None:
+        files[onnx_program.FILE] = data = onnx_program.pack_onnx(network, onnx)
+        described["onnx"] = onnx_program.describe(network, data, onnx)
+    return files, described
+
+
+def _add_programs(source, out, stablehlo, onnx, force) -> dict:
+    """Write the folder of an encoder again, with programs."""
+    network = encoder.load_encoder(source)
+    files, described = _pack_programs(network, stablehlo, onnx)
+    files[encoder_folder.TENSORS] = (
+        epath.Path(source) / encoder_folder.TENSORS
+    ).read_bytes()
+    card = {key: x for key, x in network.card.items() if key != "checksum"}
+    card |= described | {"files": writer.hash_files(files)}
     return writer.write_folder(epath.Path(out), files, card, force)
 
 
@@ -126,11 +151,8 @@ def _hide_paths(value, key=""):
 
 def _read_config(run):
     """Read the config of a run; refuse a run that has no encoder of its own."""
-    if folder_lib.is_one(run):
-        raise Refused(
-            f"--run={run!r}: is already the folder of an encoder, without an accepted "
-            "update"
-        )
+    if encoder_folder.exists_at(run):
+        raise Refused("--run", run, "is an encoder's folder already, without an update")
     config = transfer.config_of(run, field="--run")
     if config.get("seeds", 1) > 1:
         raise Refused(
@@ -139,14 +161,7 @@ def _read_config(run):
         )
     if config.get("checkpoint") is not None:
         raise Refused(
-            f"--run={run!r}: only evaluated the encoder of {config['checkpoint']}; "
-            "export that run"
-        )
-    method = config["method"]["name"]
-    if method in _DROP:
-        raise Refused(
-            f"--run={run!r}: config.method.name={method!r} trains a network at each "
-            "evaluation and drops it, so that the run has none to export"
+            "--run", run, f"evaluates {config['checkpoint']}; export that run"
         )
     return config
 
@@ -209,7 +224,7 @@ def _describe_origin(config, source, cursor) -> dict:
 def _describe_training(config, cursor) -> dict:
     """Describe the progress of the run."""
     results, phase = cursor["results"], cursor["phase"]
-    names, done = results["task_names"], results_lib.count_finished(results)
+    names, done = results["task_names"], result_file.count_finished(results)
     begun = done + (phase != "evaluated")
     return {
         "run": config.get("name", "run"),
@@ -223,24 +238,36 @@ def _describe_training(config, cursor) -> dict:
 def _read_results(config, cursor) -> dict | None:
     """Return the evaluators' results for exactly this network, or None."""
     results = cursor["results"]
-    last = results_lib.count_finished(results) - 1
+    last = result_file.count_finished(results) - 1
     if cursor["phase"] != "evaluated" or last < 0:
         return None
     matrices = {}
-    for name, measures in results_lib.summary(results).items():
+    for name, measures in result_file.summary(results).items():
         row = results["matrices"][name][last]
         matrices[name] = {"accuracy": row, "average": measures["average_accuracy"]}
-    # If ICL has a head, the evaluators read the head's outputs.
-    head = config["method"]["name"] == "icl" and config["method"].get("output_dim")
     return {
-        "of": "encoder and head" if head else "encoder",
+        "of": results.get("embeds", "encoder"),
         "matrices": matrices,
         "scalars": results["scalars"][last],
     }
 
 
 def summarise_export(card: dict) -> str:
-    """Summarise a card in two lines."""
+    """Summarise a card in a few lines."""
+    lines = [f"{card['encoder']['name']}, {card['parameters']:,} parameters"]
+    if "training" in card:
+        lines = [_summarise_run(card)]
+    gap = card.get("onnx", {}).get("difference")
+    if "onnx" in card:
+        checked = (
+            "not compared: pip install onnxruntime" if gap is None else f"{gap:.1e}"
+        )
+        lines.append(f"ONNX: relative difference to JAX {checked}")
+    return "\n".join(lines)
+
+
+def _summarise_run(card) -> str:
+    """Summarise network, method, step and tasks in two lines."""
     section, training, method = (card[k] for k in ("encoder", "training", "method"))
     names = [lookup.name_of(method.get(k)) for k in ("name", "base", "strategy")]
     names = [str(name) for name in names if name]
@@ -251,12 +278,9 @@ def summarise_export(card: dict) -> str:
     return f"{network}\nstep {step}, {tasks}, checkpoint {number}"
 
 
-def parser() -> argparse.ArgumentParser:
-    """Make the parser of the command's options."""
-    options = argparse.ArgumentParser(
-        prog="jaxcl export", description=__doc__.splitlines()[0]
-    )
-    add = options.add_argument
+def add_options(parser) -> None:
+    """Add the options of the command."""
+    add = parser.add_argument
     add("--run", required=True, help="a run directory")
     add("--out", required=True, help="folder, new or of the same export")
     add("--torch", action="store_true", help="also for PyTorch")
@@ -267,14 +291,18 @@ def parser() -> argparse.ArgumentParser:
         choices=typing.get_args(program.Pixels),
         help="also a program that takes pixels (uint8) or normalised images (float32)",
     )
+    add(
+        "--onnx",
+        nargs="?",
+        const="uint8",
+        choices=typing.get_args(program.Pixels),
+        help="also an ONNX program, likewise",
+    )
     add("--force", action="store_true", help="replace an export of another checkpoint")
-    return options
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run `jaxcl export`; return 2 if the run or the folder is wrong."""
-    return writer.run_command(parser().parse_args(argv), export, summarise_export)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def main(options: argparse.Namespace) -> int:
+    """Run `jaxcl export`."""
+    card = export(**vars(options))
+    print(f"{summarise_export(card)}\njaxcl.load_encoder({options.out!r})")
+    return 0

@@ -57,10 +57,10 @@ def read_tensors(path: epath.PathLike) -> tuple[dict[str, np.ndarray], dict[str,
         # The length that a safetensors file begins with may look like a pickle.
         by_torch = data[:2] in (b"PK", b"\x80\x02") and data[8:9] != b"{"
         read = _read_by_torch if by_torch else _read_safetensors
-        found = read(path.parent / name, data)
-        if twice := sorted(tensors.keys() & found.keys()):
+        piece = read(path.parent / name, data)
+        if twice := sorted(tensors.keys() & piece.keys()):
             raise Refused(f"{path}: two of its parts hold {twice[0]!r}")
-        tensors |= found
+        tensors |= piece
     if not tensors:
         raise Refused(f"{path}: there is no tensor in it")
     cast = {name: _cast_finite(path, name, x) for name, x in tensors.items()}
@@ -129,9 +129,7 @@ def _read_safetensors(path, data) -> dict[str, np.ndarray]:
     """Read a safetensors file; refuse a name that comes twice."""
     size = struct.unpack("<Q", data[:8].ljust(8, b"\xff"))[0]
     if size > min(_MOST_HEADER, len(data)):
-        raise Refused(
-            f"{path}: is neither a complete safetensors file nor a PyTorch file"
-        )
+        raise Refused(f"{path}: no complete safetensors file, and no PyTorch file")
 
     def refuse_duplicates(pairs):
         names = [name for name, _ in pairs]

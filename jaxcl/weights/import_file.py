@@ -6,7 +6,6 @@ without running code. --out becomes a folder as from `jaxcl export`, for
 """
 
 import argparse
-import sys
 from typing import Any
 
 from etils import epath
@@ -14,7 +13,7 @@ from etils import epath
 from jaxcl import numerics, schema
 from jaxcl.errors import Refused
 from jaxcl.nets import convnext, resnet, vit
-from jaxcl.run import folder, results
+from jaxcl.run import encoder_folder, result_file
 from jaxcl.weights import (
     architectures,
     encoder,
@@ -49,7 +48,7 @@ def import_file(
 
     Args:
       source: a file, see `files.read_tensors`; `side_files` reads its neighbours.
-      architecture: a name in `architectures.ARCHITECTURES`.
+      architecture: name that `architectures.find_family` knows.
       out: the folder; it must be missing, empty, or hold the same encoder.
       prefix: start of the tensors' names, if the file holds several networks.
       heads: number of attention heads; None: from neighbouring files or architecture.
@@ -67,17 +66,19 @@ def import_file(
         missing; two files contradict each other; the folder holds something else.
       OSError: a file cannot be read or written.
     """
-    known = architectures.look_up(architecture)
+    published = architectures.look_up(architecture)
+    architecture = architectures.find_family(architecture)
     tensors, hashes = files.read_tensors(source)
     try:
-        own, prefix, others = architectures.pick_network(tensors, prefix)
-        scheme = architectures.find_scheme(own)
+        chosen, prefix, others = architectures.pick_network(tensors, prefix)
+        scheme = architectures.find_scheme(chosen)
         facts = side_files.read_folder(epath.Path(source).parent, scheme)
-        given = {"heads": heads, "epsilon": epsilon, "features": features}
-        given = {name: value for name, value in given.items() if value is not None}
-        section = _make_section(own, scheme, architecture, facts, given, stem_padding)
-        channels = architectures.channels(own, scheme)
-        prepared = (known.images or {}) | facts.images
+        flags = {"heads": heads, "epsilon": epsilon, "features": features}
+        flags = {name: value for name, value in flags.items() if value is not None}
+        arguments = facts, flags, stem_padding
+        section = _make_section(chosen, scheme, architecture, *arguments)
+        channels = architectures.channels(chosen, scheme)
+        prepared = (published.images or {}) | facts.images
         inputs = {
             "kind": "images",
             "dtype": "uint8",
@@ -87,12 +88,12 @@ def import_file(
             "decoder": None,
         }
         shapes = encoder.array_shapes({"encoder": section, "input": inputs})
-        leaves, dropped = architectures.fill_arrays(own, scheme, shapes)
+        leaves, dropped = architectures.fill_arrays(chosen, scheme, shapes)
     except wrappers.RefusedTensors as error:
         raise Refused(f"--from={source}: {error}") from error
     card: dict[str, Any] = {"encoder": section, "input": inputs}
     network = encoder.make_from_leaves(card, leaves)
-    packed = {folder.TENSORS: writer.pack_tensors(leaves, "flax")}
+    packed = {encoder_folder.TENSORS: writer.pack_tensors(leaves, "flax")}
     card |= writer.describe(network, packed) | {
         "imported": {
             "architecture": architecture,
@@ -101,23 +102,23 @@ def import_file(
             "prefix": prefix,
             "dropped": dropped,
             "others": others,
-            "licence": known.licence or facts.licence or None,
+            "licence": published.licence or facts.licence or None,
         },
         "check": network.picture_features().tolist(),
     }
-    card = results.to_json(card)
+    card = result_file.jsonable(card)
     return writer.write_folder(epath.Path(out), packed, card, force)
 
 
-def _make_section(tensors, scheme, architecture, facts, given, stem_padding) -> dict:
+def _make_section(tensors, scheme, architecture, facts, flags, stem_padding) -> dict:
     """Make the "encoder" section of the card."""
-    known, kind = architectures.look_up(architecture), names.SCHEMES[scheme].kind
-    if kind != known.kind:
+    published, kind = architectures.look_up(architecture), names.SCHEMES[scheme].kind
+    if kind != published.kind:
         raise wrappers.RefusedTensors(
-            f"it is a {kind}, and --architecture={architecture} is a {known.kind}"
+            f"it is a {kind}, and --architecture={architecture} is a {published.kind}"
         )
-    if given and kind != "vit":
-        raise Refused(f"--{next(iter(given))}: applies to Vision Transformers only")
+    if flags and kind != "vit":
+        raise Refused(f"--{next(iter(flags))}: applies to Vision Transformers only")
     if stem_padding is not None and kind != "resnet":
         raise Refused("--stem-padding: applies to ResNets only")
     if kind == "resnet":
@@ -125,7 +126,7 @@ def _make_section(tensors, scheme, architecture, facts, given, stem_padding) -> 
     elif kind == "convnext":
         options = architectures.convnext_section(tensors, scheme)
     else:
-        options = architectures.vit_section(tensors, scheme, known)
+        options = architectures.vit_section(tensors, scheme, published)
         rotary = options["positions"] == "rotary"
         if rotary != (architecture == "dinov3"):
             table = names.find_tensor(names.SCHEMES[scheme], "positions").tensor
@@ -134,22 +135,22 @@ def _make_section(tensors, scheme, architecture, facts, given, stem_padding) -> 
                 f"--architecture={architecture} has {'one' if rotary else 'none'}"
             )
         width, layers = options["width"], options["layers"]
-        heads = known.heads.get((width, layers))
+        heads = published.heads.get((width, layers))
         options["heads"] = find_number(
-            "heads", given, facts, heads, f"{architecture} of {width} x {layers} blocks"
+            "heads", flags, facts, heads, f"{architecture} of {width} x {layers} blocks"
         )
-        epsilon = known.epsilon
+        epsilon = published.epsilon
         if scheme == "transformers" and epsilon is not None:
             epsilon = 1e-12  # of its ViT, whatever it was converted from
-        options["epsilon"] = find_number("epsilon", given, facts, epsilon, architecture)
-        if "features" in given:
-            options["features"] = given["features"]
+        options["epsilon"] = find_number("epsilon", flags, facts, epsilon, architecture)
+        if "features" in flags:
+            options["features"] = flags["features"]
         # transformers' DINOv2 has SiLU in its gates, whatever config.json says.
         gated = options["mlp"] == "swiglu"
         usual = "silu" if gated and scheme != "transformers_dinov2" else "gelu"
-        if (said := facts.network.get("activation", usual)) != usual:
+        if (activation := facts.network.get("activation", usual)) != usual:
             raise wrappers.RefusedTensors(
-                f"{side_files.CONFIG} next to it says activation={said!r}, which "
+                f"{side_files.CONFIG} next to it says activation={activation!r}, which "
                 f"is not supported; must be {usual!r}"
             )
     full = schema.defaults(_MAKERS[kind]) | options
@@ -161,12 +162,12 @@ def _make_section(tensors, scheme, architecture, facts, given, stem_padding) -> 
     return {"name": kind, **full, "precision": "float32"}
 
 
-def find_number(name, given, facts, published, what) -> Any:
+def find_number(name, flags, facts, published, what) -> Any:
     """Find a number that the tensors lack, from option, config.json or architecture.
 
     Args:
       name: name of the option, "heads" or "epsilon".
-      given: option -> value.
+      flags: option -> value.
       facts: values in the files beside the weights.
       published: the architecture's number, or None.
       what: name of the network, for messages.
@@ -175,22 +176,22 @@ def find_number(name, given, facts, published, what) -> Any:
       wrappers.RefusedTensors: no source has the number, or config.json contradicts the
         architecture and no option decides.
     """
-    said = facts.network.get(name)
-    if name in given:
+    stated = facts.network.get(name)
+    if name in flags:
         option = schema.option_of(vit.vit)[name]
-        schema.check_value(given[name], option.annotation, f"--{name}")
-        return given[name]
-    if said is None and published is None:
+        schema.check_value(flags[name], option.annotation, f"--{name}")
+        return flags[name]
+    if stated is None and published is None:
         raise wrappers.RefusedTensors(
             f"neither a tensor nor {side_files.CONFIG} shows {name}, and no "
             f"{what} is published; give --{name}"
         )
-    if None not in (said, published) and said != published:
+    if None not in (stated, published) and stated != published:
         raise wrappers.RefusedTensors(
-            f"{side_files.CONFIG} next to it says {name}={said}, but a published "
+            f"{side_files.CONFIG} next to it says {name}={stated}, but a published "
             f"{what} has {published}; choose by --{name}"
         )
-    return published if said is None else said
+    return published if stated is None else stated
 
 
 def _find_sizes(section, prepared, size, resize) -> dict:
@@ -215,19 +216,16 @@ def _find_sizes(section, prepared, size, resize) -> dict:
 
 def _find_moments(prepared, channels, mean, std) -> dict:
     """Find mean and standard deviation of pixels from 0 to 1, one for each channel."""
-    found = {}
-    for name, given in (("mean", mean), ("std", std)):
-        value = _option_or_known(prepared, name, given)
+    moments = {}
+    for name, option in (("mean", mean), ("std", std)):
+        value = _option_or_known(prepared, name, option)
         if len(value) not in (1, channels):
-            raise Refused(
-                f"--{name}={value}: must be one number, or one for each of its "
-                f"{channels} channels"
-            )
+            raise Refused(f"--{name}", value, f"must be 1 or {channels} numbers")
         kind = schema.Share if name == "mean" else schema.Positive
         for number in value:
             schema.check_value(number, kind, f"--{name}")
-        found[name] = [*value] * (channels if len(value) == 1 else 1)
-    return found
+        moments[name] = [*value] * (channels if len(value) == 1 else 1)
+    return moments
 
 
 def _option_or_known(prepared, name, value) -> Any:
@@ -253,9 +251,15 @@ def summarise_card(card: dict) -> str:
             f"no tensor shows: heads={section['heads']} epsilon={section['epsilon']}; "
             f"positions={section['positions']} are resized by {section['resize']!r}"
         )
-    given = card["input"]
-    shown = {name: given[name] for name in ("size", "resize", "mean", "std")}
-    lines.append(f"images: {shown}, {given['interpolation']}")
+    images = card["input"]
+    shown = {name: images[name] for name in ("size", "resize", "mean", "std")}
+    lines.append(f"images: {shown}, {images['interpolation']}")
+    if images["resize"] > images["size"]:
+        lines.append(
+            f"embed resizes the shorter side to {images['resize']} and cuts out the "
+            f"middle {images['size']} x {images['size']} pixels; for images of "
+            f"{images['size']} pixels give --resize={images['size']}"
+        )
     dropped = imported["dropped"]
     dropped = [n for n in dropped if not n.endswith(architectures.COUNTERS)]
     if dropped:
@@ -275,15 +279,17 @@ def _read_numbers(text: str) -> tuple[float, ...]:
         ) from error
 
 
-def parser() -> argparse.ArgumentParser:
-    """Make the parser of the command's options."""
-    options = argparse.ArgumentParser(
-        prog="jaxcl import", description=__doc__.splitlines()[0]
-    )
-    add = options.add_argument
+def add_options(parser) -> None:
+    """Add the options of the command."""
+    add = parser.add_argument
     add("--from", dest="source", required=True, help="a file of weights")
-    known = ", ".join(architectures.ARCHITECTURES)
-    add("--architecture", required=True, help=f"one of {known}")
+    architecture_names = ", ".join(architectures.ARCHITECTURES)
+    add(
+        "--architecture",
+        required=True,
+        help=f"one of {architecture_names}; or a published name, as "
+        "vit_tiny_patch16_224",
+    )
     add("--out", required=True, help="folder, new or of the same weights")
     add("--prefix", help="of the network's names, if the file has several")
     add("--heads", type=int, help="attention heads; not in the weights")
@@ -295,13 +301,10 @@ def parser() -> argparse.ArgumentParser:
     add("--mean", type=_read_numbers, help="of pixels in 0 to 1: 0.5,0.5,0.5")
     add("--std", type=_read_numbers, help="standard deviation, likewise")
     add("--force", action="store_true", help="replace another encoder")
-    return options
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run `jaxcl import`; return 2 if the file or the folder is wrong."""
-    return writer.run_command(parser().parse_args(argv), import_file, summarise_card)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def main(options: argparse.Namespace) -> int:
+    """Run `jaxcl import`."""
+    card = import_file(**vars(options))
+    print(f"{summarise_card(card)}\njaxcl.load_encoder({options.out!r})")
+    return 0

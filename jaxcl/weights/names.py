@@ -68,23 +68,23 @@ class TensorPlace(NamedTuple):
     parts: int = 1
 
 
-def find_tensor(scheme: Scheme, ours: str) -> TensorPlace | None:
+def find_tensor(scheme: Scheme, array: str) -> TensorPlace | None:
     """Find the tensor that holds one of our arrays.
 
     Args:
-      ours: path of our array, such as "block_0/norm1/scale".
+      array: path of our array, such as "block_0/norm1/scale".
 
     Returns:
       The place; None if the library has no name for it.
     """
     numbers: dict[str, int] = {}
-    if match := _NUMBERS.match(ours):
+    if match := _NUMBERS.match(array):
         first, second = int(match[2]), int(match[3] or 0)
         numbers = {"block": first if match[1] == "block_" else second}
         numbers |= {"layer": first, "stage": first - 1}  # stages count from 0 there
         # The layers of torchvision's one list: twice the stage, and the next.
         numbers |= {"before": 2 * first - 2, "after": 2 * first - 1}
-    key = _NUMBERS.sub(lambda m: m[1] + ("#_#" if m[3] else "#"), ours)
+    key = _NUMBERS.sub(lambda m: m[1] + ("#_#" if m[3] else "#"), array)
     module, _, last = key.rpartition("/")
     name = scheme.names.get(key) or scheme.names.get(module)
     if name is None:
@@ -96,19 +96,19 @@ def find_tensor(scheme: Scheme, ours: str) -> TensorPlace | None:
 
 
 def read_array(
-    leaf: TensorPlace, ours: str, tensor: np.ndarray, shape: tuple
+    leaf: TensorPlace, array: str, tensor: np.ndarray, shape: tuple
 ) -> np.ndarray:
     """Convert a library's tensor into one of our arrays.
 
     Raises:
       Refused: the tensor does not make an array of that shape.
     """
-    rows, last = np.asarray(tensor), ours.rpartition("/")[2]
+    rows, last = np.asarray(tensor), array.rpartition("/")[2]
     fits = rows.ndim > 0 and len(rows) % leaf.parts == 0
     rows = np.split(rows, leaf.parts)[leaf.part] if fits else rows
-    if ours in _POSITIONS and rows.ndim == 3:  # the class token's row comes first
+    if array in _POSITIONS and rows.ndim == 3:  # the class token's row comes first
         patches = rows[0, -math.prod(shape[:-1]) :]
-        rows = rows[0, 0] if ours == "class_position" else patches
+        rows = rows[0, 0] if array == "class_position" else patches
         rows = rows.reshape(shape) if rows.size == math.prod(shape) else rows
     elif last == "kernel" and rows.ndim == 4:
         # A convolution of 1 x 1 is a dense layer, too.
@@ -124,7 +124,7 @@ def read_array(
     if not fits or rows.shape != shape:
         raise Refused(
             f"{leaf.tensor} has the shape {list(np.shape(tensor))}, which does not "
-            f"make {ours} of the shape {list(shape)}"
+            f"make {array} of the shape {list(shape)}"
         )
     return np.ascontiguousarray(rows)
 
@@ -137,19 +137,19 @@ def write_tensors(
     Args:
       arrays: arrays by path, such as "block_0/norm1/scale".
     """
-    parts: dict[str, list[tuple[int, np.ndarray]]] = {}
-    for ours in sorted(arrays):  # the class token's position before the patches'
-        leaf, x = find_tensor(scheme, ours), np.asarray(arrays[ours])
-        if ours in _TOKENS:
+    slices_of_tensor: dict[str, list[tuple[int, np.ndarray]]] = {}
+    for array in sorted(arrays):  # the class token's position before the patches'
+        leaf, x = find_tensor(scheme, array), np.asarray(arrays[array])
+        if array in _TOKENS:
             x = x.reshape(-1, x.shape[-1])
-        elif ours.endswith("kernel"):
+        elif array.endswith("kernel"):
             x = x.T if x.ndim == 2 else x.transpose(3, 2, 0, 1)
-        parts.setdefault(leaf.tensor, []).append((leaf.part, x))
+        slices_of_tensor.setdefault(leaf.tensor, []).append((leaf.part, x))
     state = {}
-    for name, found in parts.items():
-        rows = [x for _, x in sorted(found, key=lambda pair: pair[0])]
+    for name, slices in slices_of_tensor.items():
+        rows = [x for _, x in sorted(slices, key=lambda pair: pair[0])]
         state[name] = np.concatenate(rows) if len(rows) > 1 else rows[0]
-    for ours in arrays.keys() & _TOKENS:
-        name = scheme.names[ours]
+    for array in arrays.keys() & _TOKENS:
+        name = scheme.names[array]
         state[name] = state[name].reshape(1, -1, state[name].shape[-1])
     return {name: np.ascontiguousarray(x) for name, x in state.items()}

@@ -64,7 +64,7 @@ def read_folder(folder: epath.Path, scheme: str) -> SideFacts:
         )
     try:
         stated = config.get("model_args") or config
-        network = {ours: stated[key] for key, ours in _NUMBERS.items() if key in stated}
+        network = {x: stated[key] for key, x in _NUMBERS.items() if key in stated}
         turns = config.get("rope_parameters") or config
         if turns.get("rope_theta", 100) != 100:
             raise Refused(f"{CONFIG}: rope_theta={turns['rope_theta']}; must be 100")
@@ -101,9 +101,9 @@ def _transformers_images(config) -> dict:
                 f"{PREPROCESSOR}: {key}={config[key]}: not known here; move the file "
                 "away and give --size, --resize, --mean and --std"
             )
-    found = {"mean": config.get("image_mean"), "std": config.get("image_std")}
+    images = {"mean": config.get("image_mean"), "std": config.get("image_std")}
     if "resample" in config:
-        found["interpolation"] = _filter(config["resample"])
+        images["interpolation"] = _filter(config["resample"])
     size, crop = config.get("size"), config.get("crop_size")
     if not config.get("do_center_crop", True):
         crop = None
@@ -115,9 +115,9 @@ def _transformers_images(config) -> dict:
         size = _square(size["height"], size["width"]) if edge is None else edge
     if size is not None:
         share = config.get("crop_pct") if size < 384 else None  # of ConvNeXt
-        found["size"] = crop or size
-        found["resize"] = int(size / share) if share else size
-    return {name: value for name, value in found.items() if value is not None}
+        images["size"] = crop or size
+        images["resize"] = int(size / share) if share else size
+    return {name: value for name, value in images.items() if value is not None}
 
 
 def _square(height, width) -> int:
@@ -127,9 +127,9 @@ def _square(height, width) -> int:
 
 
 def _filter(value) -> str:
-    found = _FILTERS.get(value, value)
-    if found not in _FILTERS.values():
+    method = _FILTERS.get(value, value)
+    if method not in _FILTERS.values():
         raise Refused(
             f"images are resized by {value!r}; must be bilinear (2) or bicubic (3)"
         )
-    return found
+    return method

@@ -62,7 +62,7 @@ def pack_program(network: encoder.Encoder, pixels: Pixels) -> bytes:
     (batch,) = export.symbolic_shape("batch")
     images = jax.ShapeDtypeStruct((batch, *shape), jnp.dtype(pixels))
     # Leave out the forms of layers that suit only a CPU.
-    with sharding.for_elsewhere():
+    with sharding.compile_target():
         exported = export.export(jax.jit(embed), platforms=PLATFORMS)(images)
     return bytes(exported.serialize())
 

@@ -49,13 +49,13 @@ def strip_name(name: str) -> str:
 
 def _rename(tensors, names) -> dict:
     """Rename tensors; refuse two tensors with one name."""
-    found: dict = {}
+    renamed: dict = {}
     for old, x in tensors.items():
         new = names.get(old, old)
-        if new in found:
+        if new in renamed:
             raise RefusedTensors(f"two of its tensors are {new!r} without wrappers")
-        found[new] = x
-    return found
+        renamed[new] = x
+    return renamed
 
 
 def _drop_model(names) -> dict[str, str]:
@@ -65,8 +65,11 @@ def _drop_model(names) -> dict[str, str]:
     norm.
     """
     matches = {name: m for name in names if (m := _MODEL.fullmatch(name))}
-    ours = [name for name, m in matches.items() if f"{m[1]}layer_norm.weight" in names]
-    return {name: matches[name][1] + matches[name][2] for name in ours}
+    return {
+        name: m[1] + m[2]
+        for name, m in matches.items()
+        if f"{m[1]}layer_norm.weight" in names
+    }
 
 
 def _drop_chunks(names) -> dict[str, str]:
@@ -92,8 +95,8 @@ def _number_blocks(pairs: set[tuple[int, int]]) -> dict[tuple[int, int], int]:
         return {pair: pair[1] for pair in pairs}
     chunks = max(chunk for chunk, _ in pairs) + 1
     sizes = [sum(pair[0] == chunk for pair in pairs) for chunk in range(chunks)]
-    whole = {(chunk, i) for chunk, size in enumerate(sizes) for i in range(size)}
-    if pairs != whole or {*sizes[:-1]} != {sizes[0]} or sizes[-1] > sizes[0]:
+    complete = {(chunk, i) for chunk, size in enumerate(sizes) for i in range(size)}
+    if pairs != complete or {*sizes[:-1]} != {sizes[0]} or sizes[-1] > sizes[0]:
         raise RefusedTensors(
             f"its blocks lie in chunks of {sizes}, and some are missing"
         )
@@ -107,10 +110,10 @@ def _name_numbers(tensors) -> dict[str, str]:
         if match := _STAGE.fullmatch(name):
             stages.setdefault(match[1], []).append(int(match[2]))
     names = {}
-    for begin, found in stages.items():
-        if sorted(found) != [*range(min(found), min(found) + 4)]:
+    for begin, numbers in stages.items():
+        if sorted(numbers) != [*range(min(numbers), min(numbers) + 4)]:
             continue
-        layers = _map_numbers(tensors, begin, min(found))
+        layers = _map_numbers(tensors, begin, min(numbers))
         for name in tensors:
             number, _, rest = name.removeprefix(begin).partition(".")
             if name.startswith(begin) and number.isdecimal() and int(number) in layers:

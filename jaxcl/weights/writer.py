@@ -1,14 +1,11 @@
-"""Write an encoder's folder, which `run.folder` reads."""
+"""Write an encoder's folder, which `run.encoder_folder` reads."""
 
-import argparse
 import datetime
 import hashlib
 import os
 import platform
 import shutil
-import sys
 import uuid
-from collections.abc import Callable
 
 import flax
 import jax
@@ -19,8 +16,7 @@ import jaxcl
 from jaxcl.data import storage
 from jaxcl.errors import Refused
 from jaxcl.index import maps
-from jaxcl.run import folder as folder_lib
-from jaxcl.run import lock
+from jaxcl.run import encoder_folder, lock
 from jaxcl.weights import encoder
 
 # Files for PyTorch that an export may have: kind of network -> name.
@@ -33,7 +29,7 @@ def describe(network: encoder.Encoder, files: dict[str, bytes]) -> dict:
     """Describe an encoder and its files as a card does."""
     now = datetime.datetime.now(datetime.UTC)
     return {
-        "format": folder_lib.FORMAT,
+        "format": encoder_folder.FORMAT,
         "num_features": network.num_features,
         "parameters": sum(x.size for x in jax.tree.leaves(network.params)),
         "files": hash_files(files),
@@ -45,17 +41,6 @@ def describe(network: encoder.Encoder, files: dict[str, bytes]) -> dict:
         },
         "date": now.isoformat(timespec="seconds"),
     }
-
-
-def run_command(options: argparse.Namespace, make: Callable, text: Callable) -> int:
-    """Run a command that writes a folder; return 2 if an input or folder is wrong."""
-    try:
-        card = make(**vars(options))
-    except (Refused, OSError, lock.LockHeldError) as error:
-        print(f"jaxcl: {error}", file=sys.stderr)
-        return 2
-    print(f"{text(card)}\njaxcl.load_encoder({options.out!r})")
-    return 0
 
 
 def hash_files(files: dict[str, bytes]) -> dict[str, str]:
@@ -74,7 +59,8 @@ def write_folder(
     """Write all files, the card last; remove new files if an error occurs.
 
     Args:
-      folder: it must be missing, empty, or hold the same encoder.
+      folder: path of the folder, which must be missing, empty, or hold the same
+        encoder.
       files: name -> content.
       card: the content of card.json.
       force: whether to replace another encoder.
@@ -86,11 +72,11 @@ def write_folder(
       Refused: the folder holds something else.
       lock.LockHeldError: another process writes to the folder.
     """
-    card = card | {"checksum": folder_lib.checksum(card)}
+    card = card | {"checksum": encoder_folder.checksum(card)}
     _check_folder(folder, card, force)
     with lock.hold_lock(folder):
         _check_folder(folder, card, force)  # again: another process may have been first
-        _write_files(folder, files | {folder_lib.CARD: storage.to_json(card)})
+        _write_files(folder, files | {encoder_folder.CARD: storage.dump_json(card)})
     return card
 
 
@@ -119,10 +105,10 @@ def _check_folder(folder, card, force) -> None:
     if not folder.exists():
         return
     if not folder.is_dir():
-        raise Refused(f"--out={folder}: is a file; must be a folder")
+        raise Refused("--out", folder, "is a file; must be a folder")
     names = {path.name for path in folder.iterdir() if path.suffix != ".tmp"}
     names -= {lock.FILE}
-    other = names - {folder_lib.CARD, folder_lib.TENSORS} - _FURTHER
+    other = names - {encoder_folder.CARD, encoder_folder.TENSORS} - _FURTHER
     if other:
         raise Refused(
             f"--out={folder}: holds {', '.join(sorted(other)[:3])}, which is no "
@@ -130,15 +116,16 @@ def _check_folder(folder, card, force) -> None:
         )
     if not names or force:
         return
-    if folder_lib.CARD not in names:  # cut off, if all files are of this export
-        found = hash_files({name: (folder / name).read_bytes() for name in names})
-        if found.items() <= card["files"].items():
+    if encoder_folder.CARD not in names:  # cut off, if all files are of this export
+        checksums = hash_files({name: (folder / name).read_bytes() for name in names})
+        if checksums.items() <= card["files"].items():
             return
     try:
-        before = folder_lib.read_card(folder)
+        before = encoder_folder.read_card(folder)
     except Refused as error:
         raise Refused(f"--out: {error}; --force replaces it") from error
-    if before["files"].get(folder_lib.TENSORS) != card["files"][folder_lib.TENSORS]:
+    tensors = encoder_folder.TENSORS
+    if before["files"].get(tensors) != card["files"][tensors]:
         raise Refused(
             f"--out={folder}: holds another export, of step "
             f"{before.get('checkpoint', {}).get('step')}; --force replaces it"

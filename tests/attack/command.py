@@ -111,14 +111,14 @@ def attack(
 
 def parser() -> argparse.ArgumentParser:
     """The options of the command."""
-    made = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    made.add_argument("--minutes", type=float, default=1.0, help="for so long")
-    made.add_argument("--seed", type=int, default=None, help="default: of the clock")
-    made.add_argument("--kind", default="*", help="names of kinds, with * and ?")
-    made.add_argument("--number", type=int, default=None, help="repeat this attack")
-    made.add_argument("--root", help="work here, where an earlier attack did, too")
-    made.add_argument("--list", action="store_true", help="say the kinds and end")
-    return made
+    command = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    command.add_argument("--minutes", type=float, default=1.0, help="for so long")
+    command.add_argument("--seed", type=int, default=None, help="default: of the clock")
+    command.add_argument("--kind", default="*", help="names of kinds, with * and ?")
+    command.add_argument("--number", type=int, default=None, help="repeat this attack")
+    command.add_argument("--root", help="work here, where an earlier attack did, too")
+    command.add_argument("--list", action="store_true", help="say the kinds and end")
+    return command
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -119,11 +119,13 @@ def resume(
     if "Traceback" in ended.text:
         raise kind_lib.Broken(f"{where}: a traceback:\n{ended.text[-4000:]}")
     if ended.code in (1, 2):
-        said = NAMED.findall(ended.text)
-        if not said or os.fspath(run) not in said[-1]:
+        messages = NAMED.findall(ended.text)
+        if not messages or os.fspath(run) not in messages[-1]:
             raise kind_lib.Broken(f"{where}: refused without a name: {ended.text}")
-        if re.search(r"\b(delete|remove)\b", said[-1]):
-            raise kind_lib.Broken(f"{where}: advises to remove something: {said[-1]}")
+        if re.search(r"\b(delete|remove)\b", messages[-1]):
+            raise kind_lib.Broken(
+                f"{where}: advises to remove something: {messages[-1]}"
+            )
         return f"refused: {part_of(path, run)}"
     if ended.code != 0:
         raise kind_lib.Broken(f"{where}: exit code {ended.code}:\n{ended.text}")

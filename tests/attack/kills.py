@@ -112,7 +112,7 @@ def update(rng: np.random.Generator, place: kind_lib.Place) -> str:
     images = place.once("images", _make_images)
 
     def words(folder):
-        given = ["-m", "jaxcl.update", f"--run={folder / 'run'}"]
+        given = ["-m", "jaxcl", "update", f"--run={folder / 'run'}"]
         given += [f"--data={images / 'new.npz'}", f"--test={images / 'test.npz'}"]
         given += ["--config.rows=100", "--config.evaluators.knn.k=5"]
         return [*given, "--config.limits.accuracy_drop=1.0"]

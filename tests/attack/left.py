@@ -6,8 +6,7 @@ import pathlib
 from etils import epath
 
 from helpers import toy
-from jaxcl.run import checkpoint
-from jaxcl.run import results as results_lib
+from jaxcl.run import checkpoint, result_file
 
 
 def of_run(workdir: pathlib.Path) -> dict:
@@ -15,13 +14,13 @@ def of_run(workdir: pathlib.Path) -> dict:
     folder = workdir / "checkpoints"
     newest = max(int(path.name) for path in folder.iterdir() if path.name.isdigit())
     saved = checkpoint.read_info(epath.Path(folder / str(newest)))
-    results = results_lib.read_results(workdir)
-    kept = ("task_names", "matrices", "scalars", "finetune", "untrained")
+    results = result_file.read_results(workdir)
+    keys = ("task_names", "matrices", "scalars", "finetune", "untrained")
     return {
         "checkpoint": newest,
         "state": saved.sums,
         "rows": toy.untimed_rows(workdir),
-        "results": {key: results.get(key) for key in kept},
+        "results": {key: results.get(key) for key in keys},
     }
 
 
@@ -37,8 +36,8 @@ def of_update(run: pathlib.Path) -> dict:
     """The verdict and the run of the first update of a run."""
     folder = run / "updates" / "0001"
     verdict = json.loads((folder / "update.json").read_text())
-    kept = ("accuracy", "drift", "index", "broken", "accepted")
-    return {"verdict": {key: verdict[key] for key in kept}, "run": of_run(folder)}
+    keys = ("accuracy", "drift", "index", "broken", "accepted")
+    return {"verdict": {key: verdict[key] for key in keys}, "run": of_run(folder)}
 
 
 def differences(want: dict, got: dict) -> str:

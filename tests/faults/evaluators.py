@@ -41,22 +41,22 @@ FAULTS = [
         ),
     ),
     *fault.of(
-        "evals.features.train_mask",
+        "evals.embedding.train_mask",
         "test_evals.py::test_probe_of_seen_tasks_knows_only_their_classes",
         ("evaluators: probes train on tasks to come", takes(train_on=always("all"))),
     ),
     *fault.of(
-        "evals.features.blank_unseen",
+        "evals.embedding.blank_unseen",
         f"{_brute}[class-cosine]",
         ("evaluators: tasks to come have accuracies", takes(train_on=always("all"))),
     ),
     *fault.of(
-        "evals.features.draw_stratified",
+        "evals.embedding.draw_stratified",
         "test_evals.py::test_a_share_of_the_labels_is_stratified_nested_and_seeded",
         ("evaluators: a share of labels ignores the seed", takes(seed=always(0))),
     ),
     *fault.of(
-        "evals.features.pick_evenly",
+        "evals.embedding.pick_evenly",
         "test_collapse.py::test_it_measures_rows_evenly_spaced",
         (
             "evaluators: the first rows of a sorted split are read",
@@ -64,7 +64,7 @@ FAULTS = [
         ),
     ),
     *fault.of(
-        "evals.features._share_pass",
+        "evals.embedding._share_pass",
         "test_evals.py::test_evaluators_of_one_state_share_their_passes_over_a_split",
         (
             "evaluators: each embeds the split anew",

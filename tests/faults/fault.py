@@ -24,8 +24,10 @@ def of(target: str, tests: str, *rows: tuple) -> list[Fault]:
       rows: (name, patch), and behind them other tests in place of `tests`.
     """
     return [
-        Fault(name, f"jaxcl.{target}", patch, tuple((own or [tests])[0].split()))
-        for name, patch, *own in rows
+        Fault(
+            name, f"jaxcl.{target}", patch, tuple((named_tests or [tests])[0].split())
+        )
+        for name, patch, *named_tests in rows
     ]
 
 
@@ -41,8 +43,8 @@ def _changes(change: Callable) -> Callable:
         signature = inspect.signature(function)
 
         @functools.wraps(function)
-        def wrong(*given, **named):
-            call = signature.bind(*given, **named)
+        def wrong(*positional, **named):
+            call = signature.bind(*positional, **named)
             call.apply_defaults()
             change(call.arguments)
             return function(*call.args, **call.kwargs)
@@ -80,11 +82,11 @@ def gives(change: Callable) -> Callable:
         wants = sum(parameter.default is parameter.empty for parameter in parameters)
 
         @functools.wraps(function)
-        def wrong(*given, **named):
-            result = function(*given, **named)
+        def wrong(*positional, **named):
+            result = function(*positional, **named)
             if wants == 1:
                 return change(result)
-            call = signature.bind(*given, **named)
+            call = signature.bind(*positional, **named)
             call.apply_defaults()
             return change(result, call.arguments)
 
@@ -98,8 +100,8 @@ def instead(other: Callable) -> Callable:
 
     def patch(function):
         @functools.wraps(function)
-        def wrong(*given, **named):
-            return other(*given, **named)
+        def wrong(*positional, **named):
+            return other(*positional, **named)
 
         return wrong
 
@@ -113,9 +115,9 @@ def makes(**fields: Callable) -> Callable:
       fields: name of a field -> function of the field's value, which returns another.
     """
 
-    def change(made):
-        return made._replace(
-            **{name: wrap(getattr(made, name)) for name, wrap in fields.items()}
+    def change(record):
+        return record._replace(
+            **{name: wrap(getattr(record, name)) for name, wrap in fields.items()}
         )
 
     return gives(change)

@@ -12,14 +12,14 @@ from jaxcl.memory import redundancy
 def _forgets(name, count):
     """Patch: a policy does not keep what it counted."""
 
-    def patch(known):
-        right = known[name]
+    def patch(table):
+        right = table[name]
 
-        def choose(buffer, state, *given):
-            slots, after = right.choose(buffer, state, *given)
+        def choose(buffer, state, *arguments):
+            slots, after = right.choose(buffer, state, *arguments)
             return slots, after | {count: state[count]}
 
-        return known | {name: right._replace(choose=choose)}
+        return table | {name: right._replace(choose=choose)}
 
     return patch
 

@@ -461,7 +461,7 @@ _kinds = [
         ),
     ),
     *fault.of(
-        "methods.online.teacher.begin_task",
+        "methods.online.distillation.begin_task",
         "test_methods.py::test_a_task_begins_with_what_the_method_says[er_lwf]",
         (
             "online: the teacher stays that of the second task",

@@ -1,14 +1,12 @@
 """Configs as the command line makes them, checked as far as no data are needed."""
 
-import functools
 import importlib.util
 import pathlib
-import re
 
 import numpy as np
 
-from jaxcl import schema
-from jaxcl.config import files, sections
+from jaxcl import cli, schema
+from jaxcl.config import files, resolve, sections
 from jaxcl.data import scenarios, stream
 from jaxcl.methods.online import replay
 from jaxcl.run import evaluation, transfer
@@ -25,22 +23,17 @@ def load(path):
 
 
 def parse(arguments):
-    """The config that a command runs, overrides applied, as main parses them."""
-    others = re.compile(rf"--?({'|'.join(main_flags() - {'config'})})(=|$)")
-    return files.read_config([word for word in arguments if not others.match(word)])
-
-
-@functools.cache
-def main_flags():
-    source = (ROOT / "jaxcl/main.py").read_text()
-    return set(re.findall(r'DEFINE_\w+\(\s*"(\w+)"', source))
+    """The config that a command runs, overrides applied, as `jaxcl train` has it."""
+    return files.read_config(cli.make_parser("train").parse_args(arguments).config)
 
 
 def check_options(config):
     """All that `build` checks before it reads data; and the scenario, on a stand-in."""
     raw = config.to_dict()
     trains = raw.get("checkpoint") is None
-    top = sections.read_top(raw if trains else transfer.complete(raw, run_config()))
+    top = sections.read_top(
+        sections.nest_method(raw if trains else transfer.complete(raw, run_config()))
+    )
     sections.read_tasks(top.data, top.scenario)
     if trains:
         made(config, 100)
@@ -80,9 +73,10 @@ def take(name, argument):
 
 def made(config, classes):
     """The method that a config names, of all that its sections make."""
-    top = sections.read_top(config.to_dict())
+    top = sections.read_top(resolve.resolve(config.to_dict()))
     make_parts, _ = sections.read_parts(top)
     options = schema.options(replay.settings, top.replay or {}, "config.replay")
     settings = replay.settings(classes, top.batch_size, **options)
     parts = make_parts(num_classes=classes, replay=settings)
-    return top, parts, sections.make_method(top, parts), settings
+    chosen = sections.find_method(top.method)
+    return top, parts, sections.make_method(top, chosen, parts), settings

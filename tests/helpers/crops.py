@@ -28,12 +28,12 @@ def check_boxes(boxes, height, width, scale, ratio):
     top, left, h, w = boxes.T
     assert np.all((top >= 0) & (left >= 0) & (top + h <= height) & (left + w <= width))
     rng = np.random.default_rng(0)
-    theirs = [torchvision_box(rng, height, width, scale, ratio) for _ in boxes]
+    expected = [torchvision_box(rng, height, width, scale, ratio) for _ in boxes]
 
     def measures(boxes):
         top, left, h, w = np.asarray(boxes).T
         return h * w, w / h, top, left, top / (height - h + 1), left / (width - w + 1)
 
     bound = 1.95 * math.sqrt(2 / len(boxes))  # Kolmogorov-Smirnov, p = 0.001
-    for a, b in zip(measures(boxes), measures(theirs), strict=True):
+    for a, b in zip(measures(boxes), measures(expected), strict=True):
         assert stats.ks_2samp(a, b).statistic < bound

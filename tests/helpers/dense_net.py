@@ -34,7 +34,7 @@ def _linear(params, x):
     return x @ params["kernel"] + params["bias"], back
 
 
-def _batch_norm(params, kept, x, train, groups):
+def _batch_norm(params, running, x, train, groups):
     """Rows of group v are every `groups`-th from v on; each has moments of its own.
 
     The running statistics move once for each group, by a tenth, the unbiased variance.
@@ -44,14 +44,14 @@ def _batch_norm(params, kept, x, train, groups):
     for v in range(groups):
         rows = x[v::groups]
         mean, var = (
-            (rows.mean(0), rows.var(0)) if train else (kept["mean"], kept["var"])
+            (rows.mean(0), rows.var(0)) if train else (running["mean"], running["var"])
         )
         spread.append(np.sqrt(var + 1e-5))
         scaled[v::groups] = (rows - mean) / spread[v]
         y[v::groups] = scaled[v::groups] * scale + params.get("bias", 0.0)
         if train:
             now = {"mean": mean, "var": rows.var(0, ddof=1)}
-            kept = {name: 0.9 * kept[name] + 0.1 * now[name] for name in now}
+            running = {name: 0.9 * running[name] + 0.1 * now[name] for name in now}
 
     def back(slope):
         grads = {"scale": (slope * scaled).sum(axis=0), "bias": slope.sum(axis=0)}
@@ -64,7 +64,7 @@ def _batch_norm(params, kept, x, train, groups):
             down[v::groups] = s / spread[v]
         return down, grads
 
-    return y, kept, back
+    return y, running, back
 
 
 def _relu(x):
@@ -97,16 +97,17 @@ def _apply_one(params, stats, x, train, groups, activation):
         elif name.startswith("linear"):
             x, back = _linear(params[name], x)
         else:  # one without factor and offset has no parameters
-            own = params.get(name, {}), stats[name]
-            x, after[name], back = _batch_norm(*own, x, train, groups)
+            moments = stats[name]
+            factors = params.get(name, {})
+            x, after[name], back = _batch_norm(factors, moments, x, train, groups)
         backs.append((name, back))
 
     def backward(slope):
         grads = {}
         for name, back in reversed(backs):
-            slope, own = back(slope)
-            if own:
-                grads[name] = own
+            slope, net_grads = back(slope)
+            if net_grads:
+                grads[name] = net_grads
         return slope, grads
 
     return x, after, backward
@@ -170,23 +171,23 @@ def apply_heads(names, params, stats, rows, *, count=None, unit=False):
     """
     read = (twins.unit(rows) if unit else rows)[:count]
     outputs, after, backs = {}, {}, {}
-    for letter, name, given in (("o", "predictor", rows), ("p", "distiller", read)):
+    for letter, name, inputs in (("o", "predictor", rows), ("p", "distiller", read)):
         if name in names:
             outputs[letter], more, backs[letter] = apply(
-                (name,), params, stats, given, train=True, groups=2
+                (name,), params, stats, inputs, train=True, groups=2
             )
             after |= more
 
     def backward(slopes):
         down, grads = slopes["z"].copy(), {}
         for letter, back in backs.items():
-            more, own = back(slopes[letter])
+            more, head_grads = back(slopes[letter])
             if letter == "p" and unit:
                 length = np.linalg.norm(rows[:count], axis=1, keepdims=True)
                 along = np.sum(more * read, axis=1, keepdims=True) * read
                 more = (more - along) / length
             down[: len(more)] += more
-            grads |= own
+            grads |= head_grads
         return down, grads
 
     return outputs, after, backward

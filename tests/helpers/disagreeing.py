@@ -46,14 +46,14 @@ def main(port, rank, folder):
 
     def say(case, changes=None, context=None, workdir="run"):
         base = {"devices": 2, "scenario.num_tasks": 2, "batch_size": 4}
-        made = toy.config(**base | (changes or {}))
-        told = ""
+        config = toy.config(**base | (changes or {}))
+        message = ""
         with run_directories.untraced(), context or contextlib.nullcontext():
             try:
-                build.build(made, folder / workdir)
+                build.build(config, folder / workdir)
             except (ValueError, OSError) as error:
-                told = str(error)
-        print(json.dumps([case, told]), flush=True)
+                message = str(error)
+        print(json.dumps([case, message]), flush=True)
 
     say("lr", {"optimizer.lr": (0.1, 1e-5)[rank]})
     say("seed", {"seed": rank})

@@ -11,6 +11,7 @@ from jaxcl import core, sharding
 from jaxcl.data import scenarios, stream
 from jaxcl.evals import head as head_lib
 from jaxcl.evals import linear
+from jaxcl.nets import linear_head
 
 CLASSES, SIZE, DIM = 6, 4, 5
 MEAN, STD = (0.4, 0.5, 0.6), (0.25, 0.2, 0.3)
@@ -64,7 +65,7 @@ def parts_of(scenario="class", data=None, devices=1, tasks=3, **more):
     data = dataset() if data is None else data
     count = None if scenario in ("joint", "domain") else tasks
     cut = scenarios.make(data, name=scenario, num_tasks=count)
-    given = dict(
+    fields = dict(
         embed=embed,
         stream=cut,
         num_classes=CLASSES,
@@ -76,7 +77,7 @@ def parts_of(scenario="class", data=None, devices=1, tasks=3, **more):
         mesh=sharding.mesh(devices),
         workers=0,
     )
-    return core.EvalParts(**given | more)
+    return core.EvalParts(**fields | more)
 
 
 def embedded(state, images):
@@ -152,7 +153,7 @@ def fitted(x, y, task, batch, *, domain=0, streams=False, twin=probe_twin):
             rng = np.random.default_rng([3, task, epoch])
             return stream.epoch_order(rng, np.arange(len(x)), batch).reshape(-1)
 
-    return twin(x, y, head_lib.start_head(k_start, DIM, CLASSES), order_of, batch)
+    return twin(x, y, linear_head.start_head(k_start, DIM, CLASSES), order_of, batch)
 
 
 def accuracies(parts, guess):
@@ -170,8 +171,8 @@ OPTIONS = dict(epochs=7, batch_size=16, lr=0.3, weight_decay=0.01, milestones=(3
 
 def options_of(reading, **more):
     """Crops are the whole image, always flipped: nothing is left to chance."""
-    whole = dict(augment=reading != "features", scale=(1.0, 1.0), flip=1.0)
-    return OPTIONS | whole | more
+    crops = dict(augment=reading != "features", scale=(1.0, 1.0), flip=1.0)
+    return OPTIONS | crops | more
 
 
 def check_probe(result, parts, state, at, batch, *, reading, task=1, twin=probe_twin):
@@ -193,10 +194,12 @@ def share_twin(label, domain, fraction, seed):
     rows = []
     for c in sorted(set(label)):
         for d in sorted(set(domain)):
-            mine = [i for i in range(len(label)) if (label[i], domain[i]) == (c, d)]
-            order = np.random.default_rng([seed, c, d]).permutation(mine)
+            rows_of = [i for i in range(len(label)) if (label[i], domain[i]) == (c, d)]
+            order = np.random.default_rng([seed, c, d]).permutation(rows_of)
             rows += (
-                order[: max(1, round(fraction * len(mine)))].tolist() if mine else []
+                order[: max(1, round(fraction * len(rows_of)))].tolist()
+                if rows_of
+                else []
             )
     return sorted(rows)
 
@@ -212,9 +215,9 @@ def spread_twins(x, label):
     classes = [c for c in range(CLASSES) if (label == c).any()]
     means = {c: x[label == c].mean(axis=0) for c in classes}
     means = {c: m / np.linalg.norm(m) for c, m in means.items()}
-    found = {}
+    pairs = {}
     for c in classes:
         variance = np.mean([(means[c] @ row - 1) ** 2 for row in x[label == c]])
         others = [means[c] @ means[d] for d in classes if d != c]
-        found[c] = variance, np.mean(others)
-    return found
+        pairs[c] = variance, np.mean(others)
+    return pairs

@@ -41,8 +41,8 @@ class Bucket(http.server.BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    def _fail(self, code, said):
-        self._reply(code, {"error": {"code": code, "message": said, "errors": []}})
+    def _fail(self, code, message):
+        self._reply(code, {"error": {"code": code, "message": message, "errors": []}})
 
     def _meta(self, key):
         generation, data = self.server.objects[key]
@@ -65,15 +65,15 @@ class Bucket(http.server.BaseHTTPRequestHandler):
     def _parsed(self):
         url = urllib.parse.urlsplit(self.path)
         query = {k: v[0] for k, v in urllib.parse.parse_qs(url.query).items()}
-        found = re.match(
+        match = re.match(
             r"(?P<kind>/upload|/download)?/storage/v1/b/(?P<b>[^/]+)(?:/o(?:/(?P<o>.*))?)?$",
             url.path,
         )
-        if not found:
+        if not match:
             return url.path, None, None, query
-        name = found["o"]
+        name = match["o"]
         name = None if name is None else urllib.parse.unquote(name)
-        return found["kind"] or "", found["b"], name, query
+        return match["kind"] or "", match["b"], name, query
 
     def _holds(self, key, query):
         """Whether the precondition on the generation holds; answers if not."""
@@ -133,8 +133,8 @@ class Bucket(http.server.BaseHTTPRequestHandler):
                     prefixes.add(prefix + rest.split(delimiter)[0] + delimiter)
                 elif name >= query.get("startOffset", ""):
                     items.append(self._meta((bucket, name)))
-        made = {"kind": "storage#objects", "items": items}
-        return made | ({"prefixes": sorted(prefixes)} if prefixes else {})
+        page = {"kind": "storage#objects", "items": items}
+        return page | ({"prefixes": sorted(prefixes)} if prefixes else {})
 
     def _body(self):
         if self.headers.get("Transfer-Encoding") == "chunked":
@@ -165,8 +165,8 @@ class Bucket(http.server.BaseHTTPRequestHandler):
         if kind == "/upload":
             how = query.get("uploadType")
             if how == "resumable":
-                given = json.loads(body or b"{}")
-                name = query.get("name") or given["name"]
+                fields = json.loads(body or b"{}")
+                name = query.get("name") or fields["name"]
                 self.server.count += 1
                 session = str(self.server.count)
                 self.server.uploads[session] = [(bucket, name), query, b""]
@@ -243,14 +243,14 @@ def serve(*buckets):
     server.requests, server.lock, server.count = [], threading.RLock(), 0
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}"
-    given = {
+    variables = {
         "STORAGE_EMULATOR_HOST": address,
         "TENSORSTORE_GCS_HTTP_URL": address,
         "NO_GCE_CHECK": "true",
         "GOOGLE_AUTH_TOKEN_FOR_TESTING": "token",
     }
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in given.items():
+        for name, value in variables.items():
             patch.setenv(name, value)
         yield server
     server.shutdown()

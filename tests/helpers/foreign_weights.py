@@ -71,8 +71,8 @@ def scheme_of(family: str) -> str:
 
 def make(family: str, seed: int = 0) -> tuple[dict, dict]:
     """The tensors of a network by a library's names, and our arrays by their names."""
-    theirs, ours = _made(family, seed)
-    return dict(theirs), dict(ours)
+    tensors, arrays = _made(family, seed)
+    return dict(tensors), dict(arrays)
 
 
 @functools.cache
@@ -84,22 +84,22 @@ def _made(family, seed):
     size = FAMILIES[family].given["size"]
     card = {"encoder": section, "input": {"kind": "images", "size": size}}
     card["input"]["channels"] = 3
-    rng, ours = np.random.default_rng(seed), {}
+    rng, arrays = np.random.default_rng(seed), {}
     for name, shape in encoder.array_shapes(card).items():
         scale = np.prod(shape[:-1]) ** -0.5 if name.endswith("kernel") else 0.3
-        ours[name] = (scale * rng.normal(size=shape)).astype("f4")
+        arrays[name] = (scale * rng.normal(size=shape)).astype("f4")
         if name.endswith(("scale", "scale1", "scale2", "var")):
-            ours[name] = np.abs(ours[name]) + np.float32(0.7)
-    theirs = names.write_tensors(
-        scheme, {n.partition("/")[2]: x for n, x in ours.items()}
+            arrays[name] = np.abs(arrays[name]) + np.float32(0.7)
+    tensors = names.write_tensors(
+        scheme, {n.partition("/")[2]: x for n, x in arrays.items()}
     )
     if family == "dinov3":  # its files have biases of keys, which its code masks
-        for name in [n for n in theirs if n.endswith("attn.qkv.bias")]:
-            q, v = np.split(theirs[name], 2)
-            theirs[name] = np.concatenate([q, np.full_like(q, 7.0), v])
+        for name in [n for n in tensors if n.endswith("attn.qkv.bias")]:
+            q, v = np.split(tensors[name], 2)
+            tensors[name] = np.concatenate([q, np.full_like(q, 7.0), v])
     if family == "dinov2-plain":  # else its names are timm's
-        theirs["mask_token"] = np.zeros((1, 16), "f4")
-    return theirs, ours
+        tensors["mask_token"] = np.zeros((1, 16), "f4")
+    return tensors, arrays
 
 
 def write(path, tensors) -> str:

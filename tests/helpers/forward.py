@@ -18,14 +18,14 @@ def no_gradients():
 
     def grad(function, argnums=0, has_aux=False):
         def call(*x):
-            found = function(*x)
-            return (x[argnums], found[1]) if has_aux else x[argnums]
+            outputs = function(*x)
+            return (x[argnums], outputs[1]) if has_aux else x[argnums]
 
         return call
 
     def vjp(function, *x, has_aux=False):
-        found, *aux = function(*x) if has_aux else (function(*x),)
-        return found, lambda _: x, *aux
+        outputs, *aux = function(*x) if has_aux else (function(*x),)
+        return outputs, lambda _: x, *aux
 
     with mock.patch.multiple(jax, value_and_grad=value_and_grad, grad=grad, vjp=vjp):
         yield

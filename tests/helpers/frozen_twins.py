@@ -53,12 +53,12 @@ def _ridge_regression(hidden, y, ridge, classes):
 
 def ranpac_ridges(hidden, y, classes):
     """Return all ridges, those below float32's rounding raised, and their errors."""
-    held = (np.arange(len(y), dtype=np.uint32) * np.uint32(2654435761) >> 16) % 5 == 4
+    mask = (np.arange(len(y), dtype=np.uint32) * np.uint32(2654435761) >> 16) % 5 == 4
     ridges = np.maximum(ranpac.RIDGES, np.finfo(np.float32).eps * (hidden**2).sum())
     errors = []
     for ridge in ridges:
-        weights = _ridge_regression(hidden[~held], y[~held], ridge, classes)
-        errors.append(((hidden[held] @ weights - np.eye(classes)[y[held]]) ** 2).sum())
+        weights = _ridge_regression(hidden[~mask], y[~mask], ridge, classes)
+        errors.append(((hidden[mask] @ weights - np.eye(classes)[y[mask]]) ** 2).sum())
     return ridges, errors
 
 
@@ -134,8 +134,8 @@ def stored_knn(x, y, q, state, classes, k=5, temperature=0.07):
 def descend(layer, x, y, seen, lr, classes):
     """One step down the mean cross-entropy over the classes met so far."""
     weights, biases = layer
-    found = np.where(seen, x @ weights + biases, -np.inf)
-    wrong = np.exp(found - found.max(1, keepdims=True))
+    logits = np.where(seen, x @ weights + biases, -np.inf)
+    wrong = np.exp(logits - logits.max(1, keepdims=True))
     wrong = wrong / wrong.sum(1, keepdims=True) - np.eye(classes)[y]
     return weights - lr * x.T @ wrong / len(x), biases - lr * wrong.mean(0)
 

@@ -2,20 +2,22 @@
 
 import numpy as np
 
-from jaxcl.data import graphs
+from jaxcl.data import graph_arrays
 
 
 def graph_set(pairs, sizes, features=None, labels=None):
     """A set of graphs given as lists of undirected pairs of their own nodes."""
     starts = np.concatenate([[0], np.cumsum(sizes)]).astype(int)
     edges, edge_ptr = [], [0]
-    for start, own in zip(starts, pairs, strict=False):
-        edges += sorted((start + a, start + b) for p in own for a, b in (p, p[::-1]))
+    for start, edges_of in zip(starts, pairs, strict=False):
+        edges += sorted(
+            (start + a, start + b) for p in edges_of for a, b in (p, p[::-1])
+        )
         edge_ptr.append(len(edges))
     if features is None:
         features = np.random.default_rng(len(edges)).normal(size=(starts[-1], 3))
     label = np.arange(len(sizes)) % 2 if labels is None else labels
-    return graphs.GraphSet(
+    return graph_arrays.GraphSet(
         np.asarray(features, np.float32),
         np.array(edges, np.int32).reshape(-1, 2).T,
         starts.astype(np.int32),

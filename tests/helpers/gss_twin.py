@@ -24,9 +24,9 @@ def slope(query, target):
     return total
 
 
-def score(own, past):
+def score(gradient, past):
     """1 plus the cosine of a gradient with that of stored rows; 1.1 without these."""
-    return 1.1 if past is None else 1 + twins.cosine(own, past)
+    return 1.1 if past is None else 1 + twins.cosine(gradient, past)
 
 
 def slots(key, stored, filled, scores, mask=None):
@@ -41,7 +41,7 @@ def slots(key, stored, filled, scores, mask=None):
     """
     stored, filled = np.array(stored, np.float64), np.array(filled)
     chosen = []
-    for row, (own_key, own) in enumerate(
+    for row, (own_key, value) in enumerate(
         zip(jax.random.split(key, len(scores)), scores, strict=True)
     ):
         k_slot, k_replace = jax.random.split(own_key)
@@ -50,12 +50,12 @@ def slots(key, stored, filled, scores, mask=None):
             pass
         elif not filled.all():
             slot = int(np.argmin(filled))
-        elif own < 1:
+        elif value < 1:
             weights = jnp.log(jnp.asarray(stored, jnp.float32))
             drawn = int(jax.random.categorical(k_slot, weights))
-            chance = stored[drawn] / (stored[drawn] + own)
+            chance = stored[drawn] / (stored[drawn] + value)
             slot = drawn if jax.random.uniform(k_replace) < chance else slot
         chosen.append(slot)
         if slot < len(stored):
-            stored[slot], filled[slot] = own, True
+            stored[slot], filled[slot] = value, True
     return chosen

@@ -159,9 +159,9 @@ def _branches(equation, readers, counts):
         chosen = branches
     most = collections.Counter()
     for branch in chosen:
-        own = collections.Counter()
-        outputs = _run(branch, readers[1:], own)
-        most |= own
+        uses = collections.Counter()
+        outputs = _run(branch, readers[1:], uses)
+        most |= uses
     counts.update(most)
     return outputs if len(chosen) == 1 else [_known(WHOLE)] * len(equation.outvars)
 

@@ -211,11 +211,11 @@ def koleo(h):
 def cassle_prototypes(p1, p2, f1, f2, learnt, frozen, temperature=0.1):
     terms = []
     for p, f in [*zip(p1, f1, strict=True), *zip(p2, f2, strict=True)]:
-        mine, theirs = (
+        predicted, target = (
             softmax([twins.cosine(x, row) / temperature for row in prototypes])
             for x, prototypes in ((p, learnt), (f, frozen))
         )
-        terms.append(cross_entropy(theirs, mine))
+        terms.append(cross_entropy(target, predicted))
     return sum(terms) / len(terms)
 
 

@@ -27,10 +27,10 @@ def parts(encoder=None, **replay):
     return core.Parts(
         encoder=encoder or dense_net.Flat(4),
         augment=augment_images.make(size=8, views=1, crop=False, flip=1.0, **PLAIN),
-        plain=augment_images.make_eval(size=8, **MOMENTS),
+        eval_transform=augment_images.make_eval(size=8, **MOMENTS),
         tx=optim.sgd(momentum=0.0),
         lr=optim.by_task([optim.constant(LR)]),
-        curve=lambda peak: optim.by_task([optim.constant(peak)]),
+        schedule_with_peak=lambda peak: optim.by_task([optim.constant(peak)]),
         num_classes=CLASSES,
         replay=replay_lib.settings(CLASSES, 6, **{"capacity": 12, **replay}),
     )
@@ -89,13 +89,13 @@ def second_task(method):
 @functools.cache
 def programs(net):
     """Passes of u8 batches, one after another; their slopes; logits in eval mode."""
-    plain = parts().plain
+    plain = parts().eval_transform
 
     def passes(params, stats, batches):
         outputs = []
         for rows in batches:
-            found, stats = net(params, stats, plain(rows), train=True)
-            outputs.append(found.logits)
+            out, stats = net(params, stats, plain(rows), train=True)
+            outputs.append(out.logits)
         return outputs, stats
 
     def slopes(params, stats, batches, of_logits):

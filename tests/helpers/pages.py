@@ -22,8 +22,8 @@ def commands(text, module):
     """
     joined = re.sub(r"\\\n\s*", " ", text)
     start = module if " " in module else f"python -m {module}"
-    found = re.findall(rf"{re.escape(start)}\b([^\n`]*)", joined)
-    return [list(map(filled, shlex.split(arguments))) for arguments in found]
+    matches = re.findall(rf"{re.escape(start)}\b([^\n`]*)", joined)
+    return [list(map(filled, shlex.split(arguments))) for arguments in matches]
 
 
 def filled(argument):

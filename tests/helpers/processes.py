@@ -11,8 +11,7 @@ import numpy as np
 
 from helpers import toy
 from jaxcl.config import build
-from jaxcl.run import checkpoint, results
-from jaxcl.run import rows as rows_lib
+from jaxcl.run import checkpoint, log_file, result_file
 
 TESTS = pathlib.Path(__file__).parents[1]
 CONFIG = TESTS / "helpers" / "toy_config.py"
@@ -75,7 +74,7 @@ def ended(workdir):
 
 def rows_of(workdir):
     path = pathlib.Path(workdir) / "metrics.jsonl"
-    return rows_lib.read_rows(workdir) if path.exists() else []
+    return log_file.read_rows(workdir) if path.exists() else []
 
 
 def until(process, ready, seconds=120):
@@ -92,11 +91,11 @@ def lines(workdir):
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def check_same(workdir, whole):
-    (sums, rows, _), (want_sums, want_rows, _) = ended(workdir), ended(whole)
+def check_same(workdir, reference):
+    (sums, rows, _), (want_sums, want_rows, _) = ended(workdir), ended(reference)
     np.testing.assert_array_equal(sums, want_sums)
     assert rows == want_rows
     assert sorted(r["step"] for r in rows if "loss" in r) == list(range(1, STEPS + 1))
-    ours, theirs = (results.read_results(w) for w in (workdir, whole))
-    assert ours["matrices"] == theirs["matrices"]
-    assert ours["scalars"] == theirs["scalars"]
+    results, expected = (result_file.read_results(w) for w in (workdir, reference))
+    assert results["matrices"] == expected["matrices"]
+    assert results["scalars"] == expected["scalars"]

@@ -28,7 +28,7 @@ def removed(rows, used, number, filled, excess):
 def slots(filled, gone, mask):
     """Slots of the rows that exist, in order: free ones, and those of rows that go."""
     free = [s for s in range(len(filled)) if not filled[s] or s in gone]
-    found = np.full(len(mask), len(filled))
+    slots_of_rows = np.full(len(mask), len(filled))
     for row, slot in zip(np.flatnonzero(mask), free, strict=False):
-        found[row] = slot
-    return found
+        slots_of_rows[row] = slot
+    return slots_of_rows

@@ -55,13 +55,13 @@ def task_of(index, *classes):
 
 def parts(views=1):
     """Of two views the second alone is mirrored."""
-    made = online_toy.parts()._replace(num_classes=CLASSES, replay=None)
-    plain, mirror = made.plain, made.augment
+    components = online_toy.parts()._replace(num_classes=CLASSES, replay=None)
+    plain, mirror = components.eval_transform, components.augment
 
     def both(key, images):
         return jnp.stack([plain(images), mirror(key, images)[:, 0]], axis=1)
 
-    return made if views == 1 else made._replace(augment=both)
+    return components if views == 1 else components._replace(augment=both)
 
 
 def fresh(method):
@@ -145,9 +145,9 @@ def check_step(method, net, state, incoming, images, twin, prototype_rate=None):
     arrays = [np.asarray(z, np.float64)]
     params = jax.device_get(state.params)
     if prototype_rate is not None:
-        given = np.asarray(params["prototypes"], np.float64)
-        unit = given / np.sqrt((given**2).sum(axis=1, keepdims=True))
-        assert np.abs(given - unit).max() > 0.1
+        prototypes = np.asarray(params["prototypes"], np.float64)
+        unit = prototypes / np.sqrt((prototypes**2).sum(axis=1, keepdims=True))
+        assert np.abs(prototypes - unit).max() > 0.1
         arrays.append(unit)
         params = params | {"prototypes": np.float32(unit)}
     np.testing.assert_allclose(metrics["loss"], twin(*arrays), rtol=2e-5)

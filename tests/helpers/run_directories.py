@@ -11,8 +11,7 @@ import numpy as np
 
 from helpers import toy
 from jaxcl import core, sharding
-from jaxcl.run import checkpoint, cost, job
-from jaxcl.run import results as results_lib
+from jaxcl.run import checkpoint, cost, job, result_file
 
 NAME = "predict/class_incremental"
 
@@ -23,14 +22,14 @@ def write(folder, config, rows, results):
     (folder / "config.json").write_text(json.dumps(config))
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (folder / "metrics.jsonl").write_text(text)
-    results_lib.write_results(folder, results)
+    result_file.write_results(folder, results)
 
 
 def leave(folder, matrix, *, seed, milliseconds=10.0, flops=100, matrix_name=NAME):
     """A finished run of two tasks, with an evaluation in the middle of the second."""
-    results = results_lib.empty_results(2)
+    results = result_file.empty_results(2)
     for task, row in enumerate(matrix):
-        results = results_lib.add_task(results, task, {matrix_name: row}, {}, 1.0)
+        results = result_file.add_task(results, task, {matrix_name: row}, {}, 1.0)
         seconds = {"train": 5 * milliseconds / 1000}
         machine = {"device": "cpu", "num_devices": 1, "peak_bytes": None}
         spent = cost.TaskCost(5, 50, flops, seconds, machine)
@@ -56,7 +55,7 @@ def leave_epochs(
     end no epoch.
     """
     scenario = {"name": "growth", "growth": growth}
-    told = {"seed": seed, "patience": 2, "scenario": scenario, "plasticity": False}
+    config = {"seed": seed, "patience": 2, "scenario": scenario, "plasticity": False}
     rows = [
         {
             "step": 10,
@@ -75,17 +74,17 @@ def leave_epochs(
         epochs.append({**epoch, "seconds": now})
         step = 10 + 5 * number
         rows.append({"step": step, "task": 1, "epoch": epoch, "time": {"train": now}})
-        found = {"objective/loss": value, "knn/class_incremental": [0.5, 0.5]}
-        rows.append({"step": step, "task": 1, "eval": found})
-    results = results_lib.add_task(
-        results_lib.empty_results(2), 0, {}, {"objective/loss": 0.01}, 1.0
+        measures = {"objective/loss": value, "knn/class_incremental": [0.5, 0.5]}
+        rows.append({"step": step, "task": 1, "eval": measures})
+    results = result_file.add_task(
+        result_file.empty_results(2), 0, {}, {"objective/loss": 0.01}, 1.0
     )
     ends = {"svm/all": svm, "svm/old": svm + 0.1, "svm/new": svm - 0.1, "knn/x": 7.0}
-    results = results_lib.add_task(results, 1, {}, ends, 1.0)
+    results = result_file.add_task(results, 1, {}, ends, 1.0)
     pair = {"best": epochs[best - 1], "last": epochs[-1]}
     zero = {"number": 1, "loss": 9.0, "seconds": 0.5, "passes": 7.0}
     results["convergence"] = {"0": {"best": zero, "last": zero}, "1": pair}
-    write(folder, told, rows, results)
+    write(folder, config, rows, results)
 
 
 RESNET = {"name": "resnet", "depth": 10, "width": 4, "stem_padding": 2}
@@ -111,13 +110,15 @@ def random_state(work, seed=0):
 def results_of(work, done=1):
     """As they are after `done` tasks."""
     names = work.data.task_names
-    found = results_lib.empty_results(len(names), task_names=names)
+    results = result_file.empty_results(
+        len(names), task_names=names, embeds=work.method.embeds
+    )
     for task in range(done):
         row = np.where(np.arange(len(names)) <= task, 0.5 + 0.1 * task, np.nan)
-        found = results_lib.add_task(
-            found, task, {"knn/x": row}, {"knn/loss": 1.5}, 1.0
+        results = result_file.add_task(
+            results, task, {"knn/x": row}, {"knn/loss": 1.5}, 1.0
         )
-    return found
+    return results
 
 
 def save(work, workdir, state, *, number=9, phase="evaluated", done=1, results=None):

@@ -44,7 +44,7 @@ def make_parts(**replay):
     return core.Parts(
         encoder=Tiny(),
         augment=lambda key, images: moved(plain(images))[:, None],
-        plain=plain,
+        eval_transform=plain,
         tx=optim.sgd(momentum=0.0),
         lr=optim.by_task([optim.constant(LR)]),
         num_classes=CLASSES,
@@ -130,8 +130,8 @@ def descended(params, grads, lr=LR):
 
 
 def running(state):
-    found = state.stats["encoder"]["BatchNorm_0"]
-    return [np.float64(found[name]) for name in ("mean", "var")]
+    stats = state.stats["encoder"]["BatchNorm_0"]
+    return [np.float64(stats[name]) for name in ("mean", "var")]
 
 
 def after_pass(stats, layer, x):

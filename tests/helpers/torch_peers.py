@@ -17,7 +17,7 @@ _KEPT = []  # a library of operators lives as long as its object
 
 def library(name):
     """timm, transformers or torchvision; skips the test where it is not installed."""
-    reason = f"{name} is not installed: pip install -e '.[peers]'"
+    reason = f"{name} is not installed: pip install --group peers"
     torch = pytest.importorskip("torch", reason=reason)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # their own, and not of their encoders

@@ -10,9 +10,8 @@ from jaxcl import lookup, schema
 from jaxcl.config import build
 from jaxcl.data import toys
 from jaxcl.methods import online_ssl, two_view
-from jaxcl.run import checkpoint
+from jaxcl.run import checkpoint, log_file
 from jaxcl.run import job as job_lib
-from jaxcl.run import rows as rows_lib
 
 KEY = jax.dtypes.prng_key
 # Options of the toy's method that some bases and strategies alone have.
@@ -32,7 +31,7 @@ ONLINE = {
 
 def config(**changes):
     """Two class-incremental tasks of ten steps; `changes` as {"method.base": ...}."""
-    made = ml_collections.ConfigDict(
+    new = ml_collections.ConfigDict(
         {
             "name": "toy",
             "batch_size": 48,
@@ -73,18 +72,18 @@ def config(**changes):
             "progress": False,
         }
     )
-    with made.unlocked(), made.ignore_type():
-        put(made, changes)
-        if made.method.get("name") in ("two_view", "online_ssl"):
-            _drop_sizes(made.method, changes)
-    return made
+    with new.unlocked(), new.ignore_type():
+        put(new, changes)
+        if new.method.get("name") in ("two_view", "online_ssl"):
+            _drop_sizes(new.method, changes)
+    return new
 
 
-def put(made, changes):
+def put(target, changes):
     """Set values in sections inside sections, by paths such as "method.base"."""
     for path, value in changes.items():
         *sections, last = path.replace("__", ".").split(".")
-        section = made
+        section = target
         for name in sections:
             section = section[name]
         section[last] = value
@@ -94,15 +93,15 @@ def _drop_sizes(method, changes):
     """Leave out sizes of bases and strategies that are not the chosen ones."""
     try:
         make = online_ssl.make if method.name == "online_ssl" else two_view.make
-        known = names_of_options(make, method.to_dict())
+        names = names_of_options(make, method.to_dict())
     except ValueError:  # no such base: a test of refusals
         return
     base = method.to_dict().get("base")
     if lookup.name_of(base) == "diet":  # its output has a place for each image
         del method["output_dim"]
-    given = {path.replace("__", ".") for path in changes}
-    for name in set(method) & SIZES - set(known):
-        if f"method.{name}" not in given:
+    changed = {path.replace("__", ".") for path in changes}
+    for name in set(method) & SIZES - set(names):
+        if f"method.{name}" not in changed:
             del method[name]
 
 
@@ -117,20 +116,20 @@ def names_of_options(make, section):
 
 def job(workdir, *, tasks=None, **changes):
     """The job of `config`, perhaps of its first `tasks` tasks only."""
-    made = build.build(config(**changes), workdir)
+    work = build.build(config(**changes), workdir)
     if tasks is not None:
-        made = change(
-            made, stream=made.stream._replace(tasks=made.stream.tasks[:tasks])
+        work = change(
+            work, stream=work.stream._replace(tasks=work.stream.tasks[:tasks])
         )
-    return made
+    return work
 
 
 def change(work, **values):
     """The job with other values, each in the record that has the field."""
     for name in ("data", "loop", "evaluation", "logging"):
         record = getattr(work, name)
-        own = {key: values.pop(key) for key in record._fields if key in values}
-        work = work._replace(**{name: record._replace(**own)})
+        fields = {key: values.pop(key) for key in record._fields if key in values}
+        work = work._replace(**{name: record._replace(**fields)})
     assert not values, values
     return work
 
@@ -152,8 +151,8 @@ def saved(work, workdir):
 
 def untimed_rows(workdir):
     """Rows of metrics.jsonl without what the clock says."""
-    found = rows_lib.read_rows(workdir)
-    return [{k: v for k, v in row.items() if k != "time"} for row in found]
+    rows = log_file.read_rows(workdir)
+    return [{k: v for k, v in row.items() if k != "time"} for row in rows]
 
 
 def check_same_bits(one, other):

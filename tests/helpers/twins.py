@@ -71,11 +71,11 @@ def draw_inputs(net, shape):
 def check_bfloat16_network(net, tree, images, run):
     """A network told bfloat16 keeps float32 outside and computes in it inside."""
     half = net.clone(dtype=jnp.bfloat16)
-    made = jax.eval_shape(half.init, jax.random.key(0), images)
-    found, want = run(half, tree, images), run(net, tree, images)
-    leaves = jax.tree.leaves((made, found))
+    variables = jax.eval_shape(half.init, jax.random.key(0), images)
+    outputs, want = run(half, tree, images), run(net, tree, images)
+    leaves = jax.tree.leaves((variables, outputs))
     assert {leaf.dtype for leaf in leaves} == {np.dtype("f4")}
-    pairs = zip(*map(jax.tree.leaves, (found, want)), strict=True)
+    pairs = zip(*map(jax.tree.leaves, (outputs, want)), strict=True)
     gaps = [np.abs(one - other).max() / np.abs(other).max() for one, other in pairs]
     assert 1e-4 < max(gaps) < 5e-2, gaps  # rounded to 8 bits on the way, and no worse
 

@@ -32,7 +32,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcl import schema
-from jaxcl.data import graphs as graphs_lib
+from jaxcl.data import graph_arrays
 
 Kind = Literal["drop", "subgraph", "mask"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -114,7 +114,7 @@ def _change_graphs(key, graphs, *, kinds, choice, share, keep, growing, mean, st
     return keep_nodes(out, stays)
 
 
-def keep_nodes(graphs: graphs_lib.Graphs, stays: jax.Array) -> graphs_lib.Graphs:
+def keep_nodes(graphs: graph_arrays.Graphs, stays: jax.Array) -> graph_arrays.Graphs:
     """Mask the nodes that are False in `stays` bool[n], and their edges."""
     ends = stays[graphs.senders] & stays[graphs.receivers]
     return graphs._replace(
@@ -122,7 +122,7 @@ def keep_nodes(graphs: graphs_lib.Graphs, stays: jax.Array) -> graphs_lib.Graphs
     )
 
 
-def without_isolated(graphs: graphs_lib.Graphs) -> graphs_lib.Graphs:
+def without_isolated(graphs: graph_arrays.Graphs) -> graph_arrays.Graphs:
     """Mask the nodes without an edge."""
     linked = _over_edges(
         jax.ops.segment_max, graphs.edge_mask.astype(jnp.int32), graphs
@@ -170,7 +170,7 @@ def _over_edges(reduce, sent, graphs):
 
 def _draw_clocks(key, graphs):
     """Draw an exponential time of each node, f32[n]; infinite for masked nodes."""
-    drawn = jax.vmap(jax.random.exponential)(graphs_lib.node_keys(key, graphs))
+    drawn = jax.vmap(jax.random.exponential)(graph_arrays.node_keys(key, graphs))
     return jnp.where(graphs.node_mask, drawn, jnp.inf)
 
 
@@ -179,20 +179,20 @@ def _rank_nodes(time, graphs):
     places = jnp.arange(len(time), dtype=jnp.int32)
     order = lax.sort((graphs.node_graph, time, places), num_keys=2)[2]
     rank = jnp.zeros_like(places).at[order].set(places, unique_indices=True)
-    return rank - graphs_lib.first_nodes(graphs)[graphs.node_graph]
+    return rank - graph_arrays.first_nodes(graphs)[graphs.node_graph]
 
 
 def _sum_earlier_nodes(counts, graphs):
     """Sum i32[n] over the earlier nodes of each node's graph."""
     before = jnp.cumsum(counts) - counts
     # Overflow is harmless: differences of wrapped sums are still exact.
-    return before - before[graphs_lib.first_nodes(graphs)][graphs.node_graph]
+    return before - before[graph_arrays.first_nodes(graphs)][graphs.node_graph]
 
 
 def _redraw_features(key, graphs, chosen, mean, std):
     """Return the graphs with new random features at the chosen nodes, bool[n]."""
     width = graphs.features.shape[1:]
-    keys = graphs_lib.node_keys(key, graphs)
+    keys = graph_arrays.node_keys(key, graphs)
     noise = mean + std * jax.vmap(lambda k: jax.random.normal(k, width))(keys)
     features = jnp.where(chosen[:, None], noise, graphs.features)
     return graphs._replace(features=features)
@@ -239,7 +239,7 @@ def _entry_times(key, graphs, clock, grown, growing):
     time, *_ = lax.while_loop(lambda now: now[1] & (now[2] < most), further, start)
     # Neither 0 nor 1, since `_enters_in_time` takes the logarithm and divides.
     draw = jax.vmap(lambda k: jax.random.uniform(k, minval=1e-7))
-    draws = draw(graphs_lib.node_keys(k_draws, graphs))
+    draws = draw(graph_arrays.node_keys(k_draws, graphs))
     return jnp.where(inside, time, clock), draws
 
 
@@ -261,7 +261,7 @@ def _enters_in_time(draws, time, rank, graphs, growing):
       bool[n]; it means nothing for graphs of another kind.
     """
     nodes = len(time)
-    start = graphs_lib.first_nodes(graphs)[graphs.node_graph]
+    start = graph_arrays.first_nodes(graphs)[graphs.node_graph]
     reached = jnp.isfinite(time) & (rank > 0)
     # The step from which a node is a neighbour of the set, and may be drawn.
     since = jnp.zeros_like(rank)

@@ -46,7 +46,7 @@ Probability = schema.Share | tuple[schema.Share, ...]  # one, or one for each vi
 def _require(condition: bool, name: str, value: Any, allowed: str) -> None:
     """Refuse an option unless the condition holds, naming it and its range."""
     if not condition:
-        raise Refused(f"{name}={value!r}: must be {allowed}")
+        raise Refused(name, value, f"must be {allowed}")
 
 
 def _check_ranges(**ranges: Sequence[float]) -> None:
@@ -379,9 +379,9 @@ def make(
     shift = functools.partial(shift_image, pad=pad) if pad else None
 
     def augment(key, images):
-        whole = images.ndim == 4
-        crops = whole and crop
-        mend = "; or config.augment.crop=True" if whole else ""
+        are_images = images.ndim == 4
+        crops = are_images and crop
+        mend = "; or config.augment.crop=True" if are_images else ""
         _check_images(images, None if crops else size, mean, views, mend=mend)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(images)))
         out = []
@@ -398,7 +398,7 @@ def make(
                 flip=flip,
             )
             view_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, view)
-            image = images if whole else images[:, view]
+            image = images if are_images else images[:, view]
             out.append(jax.vmap(change)(view_keys, image))
         return normalize(jnp.stack(out, axis=1), mean, std).astype(dtype)
 
@@ -408,7 +408,7 @@ def make(
 @schema.checked("config.augment.local")
 @schema.debug(views=2, size=8)
 def make_local_crops(
-    whole: Mapping[str, Any],
+    global_options: Mapping[str, Any],
     *,
     views: Annotated[int, schema.Range(1, 64)],
     size: schema.Pixels,
@@ -422,14 +422,14 @@ def make_local_crops(
     al., NeurIPS 2020; defaults are DINO's). Other options are as for the two views.
 
     Args:
-      whole: arguments of `make` for the two views.
+      global_options: arguments of `make` for the two views.
       views, size, scale, blur, solarize: options, as in `make`.
 
     Raises Refused for values out of range, and for images that were cropped before
     they came to the device: a small part of a crop is not a small part of the image.
     """
-    own = dict(views=views, size=size, scale=scale, blur=blur, solarize=solarize)
-    augment = make(**{**whole, **own, "crop": True, "pad": 0})
+    options = dict(views=views, size=size, scale=scale, blur=blur, solarize=solarize)
+    augment = make(**{**global_options, **options, "crop": True, "pad": 0})
 
     def crop(key, images):
         if images.ndim != 4:
@@ -512,4 +512,4 @@ def _check_images(images, size, mean, views=None, mend=""):
         allowed = (
             "1, images are grey" if channels == 1 else "1 or 3, images are in colour"
         )
-        raise Refused(f"config.augment.mean={mean!r}: must be of length {allowed}")
+        raise Refused("config.augment.mean", mean, f"must be of length {allowed}")

@@ -53,8 +53,8 @@ def update(
     """Offer a batch to the memory; also return the share of rows stored, f32[].
 
     Args:
-      settings: which rows are kept.
-      memory: what `join_shards` returned.
+      settings: settings of the rows that are kept.
+      memory: memory that `join_shards` returned.
       key: threefry key, for the policy "reservoir".
       batch: the incoming rows.
       features: f32[B, D], unit rows. A row that is not finite is not stored.
@@ -104,9 +104,11 @@ def _filter_rows(settings, memory, features, mask):
             **options,
         )
 
-    own = *both, memory.filled, mask
-    # A memory in one piece is filtered on each device alike, which sends nothing.
-    keep = choose(*own) if settings.spread else sharding.on_each(choose, (), own)
+    inputs = *both, memory.filled, mask
+    if settings.spread:
+        keep = choose(*inputs)
+    else:  # each device filters the whole memory alike, which sends nothing
+        keep = sharding.map_per_device(choose, (), inputs)
     keep = sharding.gather(keep)
     slots = sharding.gather(duel.incoming_slots(keep, memory.capacity))
     if settings.safe:

@@ -134,7 +134,7 @@ def make(
         "batch" SimCLR keeps no memory.
       positive_in_denominator: whether epsilon of Eq. 17 is 1 or 0.
       hml_weight: lambda of M-HML (Eq. 5), which is then the loss; None: InfoNCE.
-      temperature: of the loss, and tau of the exponential score.
+      temperature: temperature of the loss, and tau of the exponential score.
       memory_size: rows, K.
       drawn: rows that each step draws from the memory as negatives, without replacement
         (Algorithm 3); None: an eighth, 256 of 2048 (Appendix E). `memory_size` takes
@@ -153,8 +153,9 @@ def make(
       keep_images: MoCo keeps images even if nothing reads them, so that a run that
         renews features can start from this one.
       sharded: each device holds its share of the memory.
-      momentum: of the slow network.
-      hidden_layers, hidden_dim, output_dim: of the projector; 0 layers: one Linear.
+      momentum: momentum of the slow network.
+      hidden_layers, hidden_dim, output_dim: shape of the projector; 0 layers: one
+        Linear.
       streaming: make no matrix of logits, see `losses.streaming`.
 
     Raises:
@@ -327,7 +328,7 @@ def _draw_rows(setup, keys, embed, network, memory):
     """Draw rows: features f32[R, D], which exist bool[R], the memory afterwards.
 
     Args:
-      embed: as of `_embed_images`.
+      embed: function, as `_embed_images`.
       network: parameters and statistics of the embedding network.
     """
     embeds = not setup.moco or setup.refresh
@@ -361,7 +362,7 @@ def _embed_images(setup, cut, key, network, images):
         `parts.augment` takes two, so it gets the same one twice.
       network: parameters and statistics.
     """
-    images = sharding.spread(images)
+    images = sharding.shard_rows_in_jit(images)
     if cut:
         images = jnp.stack([images, images], axis=1)
     return _project(setup, network, setup.parts.augment(key, images)[:, 0])

@@ -140,9 +140,9 @@ class Actor(nn.Module):
     width: int  # of h and of c, in both layers
 
     @nn.compact
-    def __call__(self, losses: jax.Array, known: jax.Array) -> jax.Array:
+    def __call__(self, losses: jax.Array, exists: jax.Array) -> jax.Array:
         """Map losses f32[B, W] and known bool[B, W] to f32[B], before the sigmoid."""
-        x, known = losses.T[..., None], known.T[..., None]  # time first
+        x, exists = losses.T[..., None], exists.T[..., None]  # time first
         shape = self.width, 4 * self.width
         for layer in (1, 2):
             # All steps at once. linen's RNN is no faster and compiles longer.
@@ -151,14 +151,14 @@ class Actor(nn.Module):
             recurrent = self.param(f"recurrent{layer}", start, shape)
 
             def run_cell(carry, step, recurrent=recurrent):
-                (h, c), (gates, known) = carry, step
+                (h, c), (gates, exists) = carry, step
                 i, f, g, o = jnp.split(gates + h @ recurrent, 4, axis=-1)
                 new = nn.sigmoid(f) * c + nn.sigmoid(i) * jnp.tanh(g)
-                h = jnp.where(known, nn.sigmoid(o) * jnp.tanh(new), h)
-                return (h, jnp.where(known, new, c)), h
+                h = jnp.where(exists, nn.sigmoid(o) * jnp.tanh(new), h)
+                return (h, jnp.where(exists, new, c)), h
 
             zeros = jnp.zeros((len(losses), self.width), x.dtype)
-            _, x = jax.lax.scan(run_cell, (zeros, zeros), (gates, known))
+            _, x = jax.lax.scan(run_cell, (zeros, zeros), (gates, exists))
         return nn.Dense(1, name="output")(x[-1])[:, 0]
 
 
@@ -169,10 +169,10 @@ class Critic(nn.Module):
 
     @nn.compact
     def __call__(
-        self, losses: jax.Array, known: jax.Array, action: jax.Array
+        self, losses: jax.Array, exists: jax.Array, action: jax.Array
     ) -> jax.Array:
         """Map losses, known [B, W] and action f32[B] in [0, 1] to values f32[B]."""
-        losses = jnp.where(known, losses, 0)
+        losses = jnp.where(exists, losses, 0)
         x = jnp.concatenate([losses, 2 * action[:, None] - 1], axis=-1)
         for layer in (1, 2):
             start = nn.initializers.he_normal()
@@ -186,7 +186,7 @@ def init(key: jax.Array, options: Options) -> AgentState:
 
     Args:
       key: threefry key.
-      options: its constants.
+      options: constants of the agent.
     """
     k_actor, k_critic = jax.random.split(key)
     (actor, adam_actor), (critic, adam_critic) = _build_networks(options)
@@ -224,7 +224,7 @@ def choose_rate(agent: AgentState, key: jax.Array, options: Options):
     Args:
       agent: state of the agent, which has observed the loss.
       key: threefry key.
-      options: its constants.
+      options: constants of the agent.
 
     Returns:
       lr: f32[], in [low, high].
@@ -234,8 +234,8 @@ def choose_rate(agent: AgentState, key: jax.Array, options: Options):
     k_uniform, k_noise = jax.random.split(key)
     (actor, _), _ = _build_networks(options)
     dtype = agent.losses.dtype
-    known = jnp.minimum(agent.count, options.length)
-    state = _make_network_input(agent, agent.losses[None], known[None], options)
+    count = jnp.minimum(agent.count, options.length)
+    state = _make_network_input(agent, agent.losses[None], count[None], options)
     mu = actor.apply({"params": agent.actor}, *state)[0]
     fading = jnp.maximum(1 - agent.steps / options.noise_decay, 0).astype(dtype)
     pull = options.noise_reversion * agent.noise * options.noise_step
@@ -282,7 +282,7 @@ def observe(
       agent: the agent so far.
       key: threefry key.
       loss: f32[], mean over the mini-batch.
-      options: its constants.
+      options: constants of the agent.
     """
     loss = jnp.asarray(loss, agent.losses.dtype)
     chex.assert_rank(loss, 0)
@@ -330,7 +330,7 @@ def update_agent(agent: AgentState, rows: Transitions, options: Options) -> Agen
     Args:
       agent: the agent so far.
       rows: the transitions of a mini-batch.
-      options: its constants.
+      options: constants of the agent.
     """
     (actor, adam_actor), (critic, adam_critic) = _build_networks(options)
 
@@ -341,8 +341,8 @@ def update_agent(agent: AgentState, rows: Transitions, options: Options) -> Agen
         return critic.apply({"params": params}, *state, action)
 
     now = _make_network_input(agent, rows.losses[:, :-1], rows.known, options)
-    known = jnp.minimum(rows.known + 1, options.length)
-    then = _make_network_input(agent, rows.losses[:, 1:], known, options)
+    count = jnp.minimum(rows.known + 1, options.length)
+    then = _make_network_input(agent, rows.losses[:, 1:], count, options)
     reward = rows.losses[:, -2] - rows.losses[:, -1]
     if options.standardise:
         reward = jnp.clip(reward / jnp.sqrt(agent.power + _TINY), -_CLIP, _CLIP)
@@ -379,13 +379,13 @@ def _build_networks(options):
     return actor, (Critic(options.critic_width), optax.adam(options.critic_lr))
 
 
-def _make_network_input(agent, losses, known, options):
+def _make_network_input(agent, losses, count, options):
     """Return input of the networks: losses [B, W], and which of them are known."""
     if options.standardise:
         std = jnp.sqrt(agent.variance + _TINY)
         losses = jnp.clip((losses - agent.mean) / std, -_CLIP, _CLIP)
     length = options.length
-    return losses, jnp.arange(length) >= length - known[:, None]
+    return losses, jnp.arange(length) >= length - count[:, None]
 
 
 def _move_moments(agent, loss, usable, stored, rewards):

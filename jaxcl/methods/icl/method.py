@@ -46,8 +46,7 @@ import jax.numpy as jnp
 
 from jaxcl import core, schema, sharding
 from jaxcl.errors import Refused
-from jaxcl.methods.icl import ddpg, orders, steps
-from jaxcl.methods.icl import passes as passes_lib
+from jaxcl.methods.icl import ddpg, orders, passes, steps
 
 Strategy = Literal[
     "icl",
@@ -121,7 +120,7 @@ def _check_options(parts: core.Parts, options: dict) -> None:
     """Refuse options without effect, or that do not fit each other."""
     _check_read(options)
     projector, output_dim = options["projector"], options["output_dim"]
-    if options["anchors"] == "original" and not passes_lib.reads_graphs(parts.encoder):
+    if options["anchors"] == "original" and not passes.reads_graphs(parts.encoder):
         raise Refused(
             "config.method.anchors='original': is for graphs; images have two views, "
             "must be 'augmented'"
@@ -173,7 +172,7 @@ def make(
     """Make ICL, one of its variants, or a strategy that it is compared with.
 
     Args:
-      strategy: how the tasks after the first are trained, see above.
+      strategy: training of the tasks after the first, see above.
       meta, learnt_rate: parts of "icl"; P's tables leave out either or both.
       temperature: divides the cosines.
       with_positive: NCE-I has the positive in its denominator; False is GraphCL's loss,
@@ -187,8 +186,8 @@ def make(
         sum is the loss of retraining (P, Theorem 3).
       replay_share: share of the old rows that "replay" reads.
       distill_weight: weight of IRD in "distill".
-      anchors: for graphs, "augmented" like their positives (P) or "original" (released
-        code).
+      anchors: anchors of graphs, "augmented" like their positives (P) or "original"
+        (released code).
       output_dim: width of a Linear after the encoder, whose output is compared and
         evaluated; 0: none.
       projector: width of two Linears after the encoder, a ReLU between them, whose
@@ -219,9 +218,9 @@ def make(
         },
     )
     chosen = schema.options(ddpg.Options, agent or {}, "config.method.agent")
-    passes = passes_lib.Passes(
+    nets = passes.Passes(
         encoder=parts.encoder,
-        head=passes_lib.build_head(output_dim, projector),
+        head=passes.build_head(output_dim, projector),
         judged=not projector,
         augment=parts.augment,
         temperature=temperature,
@@ -232,7 +231,7 @@ def make(
     plan = orders.OrderPlan(strategy, meta, inner_steps, replay_share)
     setup = steps.StepSetup(
         parts=parts,
-        passes=passes,
+        passes=nets,
         plan=plan,
         learnt_rate=learnt_rate,
         fixed_lr=fixed_lr,
@@ -240,23 +239,24 @@ def make(
         second_order=second_order,
         distill_weight=distill_weight,
         agent=ddpg.Options(**chosen),
-        unroll=sharding.on_cpu() and not passes.graphs,
+        unroll=sharding.on_cpu() and not nets.graphs,
     )
     return core.Method(
         init=functools.partial(_init_state, setup),
         step=functools.partial(steps.step, setup),
-        embed=lambda state, inputs: passes.embed(state.params, state.stats, inputs),
+        embed=lambda state, inputs: nets.embed(state.params, state.stats, inputs),
         begin_task=functools.partial(_begin_task, setup),
         source=functools.partial(orders.source, plan),
-        parts=functools.partial(orders.batches_per_step, plan),
-        objective=functools.partial(_objective, passes),
+        batches_per_step=functools.partial(orders.batches_per_step, plan),
+        objective=functools.partial(_objective, nets),
         takes_graphs=True,
+        embeds="encoder and head" if output_dim else "encoder",
     )
 
 
-def _objective(passes, state, key, batch):
+def _objective(nets, state, key, batch):
     # With the batch's own statistics: the running ones lag behind by varying amounts.
-    return passes.plain_loss(state.params, state.stats, key, batch)[0]
+    return nets.plain_loss(state.params, state.stats, key, batch)[0]
 
 
 def _init_state(setup, key, batch):

@@ -54,9 +54,9 @@ def batches(
     return np.concatenate(epochs)
 
 
-def _side_by_side(parts):
-    """Join the rows of P parts, i32[n, B] each, to i32[n, B P]."""
-    return np.stack(parts, axis=-1).reshape(len(parts[0]), -1)
+def _side_by_side(batches):
+    """Join the rows of P batches, i32[n, B] each, to i32[n, B P]."""
+    return np.stack(batches, axis=-1).reshape(len(batches[0]), -1)
 
 
 def meta_epoch(
@@ -108,7 +108,7 @@ def _inner_order(plan, task):
 
 
 def batches_per_step(plan: OrderPlan, task: stream.Task) -> int:
-    """Count the batches that a step takes, see `core.Method.parts`.
+    """Count the batches that a step takes side by side.
 
     Raises:
       Refused: the strategy reads rows of earlier tasks, and there are none.

@@ -12,7 +12,7 @@ from jaxcl.nets import chain, gcn, mlp
 
 
 class Passes(NamedTuple):
-    """One network, its views, its losses. A "part" is a batch of old or of new rows."""
+    """One network, its views, its losses. A batch is of old or of new rows."""
 
     encoder: Any  # flax.linen module
     head: chain.Chain  # the network after it; of no nets without one
@@ -78,25 +78,25 @@ class Passes(NamedTuple):
         params: core.PyTree,
         stats: core.PyTree,
         key: jax.Array,
-        part: core.Batch,
+        batch: core.Batch,
         *,
         train: bool = True,
     ):
         """Return anchors and positives f32[B, D], and the statistics afterwards."""
         if not self.graphs:
             rows, stats = self._pass_views(
-                params, stats, key, self.augment(key, part["image"]), train=train
+                params, stats, key, self.augment(key, batch["image"]), train=train
             )
             return rows[0::2], rows[1::2], stats
         k_view, *k_drop = jax.random.split(key, 3)
         # Under vmap a program has the operations once, which compiles twice as fast.
         views = jax.vmap(self.augment, (0, None))(
             jax.random.split(k_view, 2 if self.anchors == "augmented" else 1),
-            part["graph"],
+            batch["graph"],
         )
         anchor, positive = (jax.tree.map(lambda x, i=i: x[i], views) for i in (0, -1))
         if self.anchors == "original":
-            anchor = part["graph"]
+            anchor = batch["graph"]
         rows, stats = self.network(params, stats, k_drop[0], anchor, train=train)
         other, stats = self.network(params, stats, k_drop[1], positive, train=train)
         return rows, other, stats
@@ -106,21 +106,21 @@ class Passes(NamedTuple):
         params: core.PyTree,
         stats: core.PyTree,
         key: jax.Array,
-        part: core.Batch,
+        batch: core.Batch,
         others: core.Batch,
     ):
-        """Return anchors and positives of `part`, rows of `others`, and statistics."""
-        k_part, k_others = jax.random.split(key)
+        """Return anchors and positives of `batch`, rows of `others`, and statistics."""
+        k_batch, k_others = jax.random.split(key)
         if self.graphs:
-            rows, positives, stats = self.pairs(params, stats, k_part, part)
+            rows, positives, stats = self.pairs(params, stats, k_batch, batch)
             negatives, stats = self.network(
                 params, stats, k_others, others["graph"], train=True
             )
             return rows, positives, negatives, stats
         # With one pass of three views devices sum one gradient, with two passes two.
-        own = self.augment(k_part, part["image"])
+        two_views = self.augment(k_batch, batch["image"])
         other = self.augment(k_others, others["image"])[:, :1]
-        views = jnp.concatenate([own, other], axis=1)
+        views = jnp.concatenate([two_views, other], axis=1)
         rows, stats = self._pass_views(params, stats, key, views, train=True)
         return rows[0::3], rows[1::3], rows[2::3], stats
 
@@ -130,59 +130,59 @@ class Passes(NamedTuple):
         groups = views.shape[1]
         return self.network(params, stats, key, images, train=train, groups=groups)
 
-    def within(self, rows: jax.Array, positives: jax.Array, part: core.Batch):
+    def within(self, rows: jax.Array, positives: jax.Array, batch: core.Batch):
         """Return NCE-I with the other positives of the batch as negatives.
 
         Returns:
           f32[]; the mask of these negatives, bool[B, B]; options for other losses of
           these anchors.
         """
-        mask = part["index"] >= 0
+        mask = batch["index"] >= 0
         size = len(rows)
-        own = incremental.others(size) & mask
+        negatives = incremental.others(size) & mask
         options = dict(temperature=self.temperature, num_negatives=size - 1, mask=mask)
         value = incremental.nce_one(
             rows,
             positives,
             positives,
-            negative_mask=own,
+            negative_mask=negatives,
             with_positive=self.with_positive,
             **options,
         )
-        return value, own, options
+        return value, negatives, options
 
     def plain_loss(
-        self, params: core.PyTree, stats: core.PyTree, key: jax.Array, part: core.Batch
+        self, params: core.PyTree, stats: core.PyTree, key: jax.Array, batch: core.Batch
     ):
         """Return NCE-I f32[] within a batch; the statistics, anchors and positives."""
-        rows, positives, stats = self.pairs(params, stats, key, part)
-        return self.within(rows, positives, part)[0], (stats, rows, positives)
+        rows, positives, stats = self.pairs(params, stats, key, batch)
+        return self.within(rows, positives, batch)[0], (stats, rows, positives)
 
     def incremental_losses(
         self,
         params: core.PyTree,
         stats: core.PyTree,
         key: jax.Array,
-        part: core.Batch,
+        batch: core.Batch,
         others: core.Batch,
         growth: jax.Array,
     ):
-        """Return the loss of `part` if its items are old, and the loss if they are new.
+        """Return the loss of `batch` if its items are old, and that if they are new.
 
         Args:
-          params, stats: of the network.
+          params, stats: parameters and statistics of the network.
           key: threefry key.
-          part: anchors.
+          batch: anchors.
           others: rows of the other set, negatives.
-          growth: of the task, f32[].
+          growth: growth of the task, f32[].
 
         Returns:
           () -> f32[] for old anchors; () -> f32[] for new ones; statistics.
         """
         rows, positives, negatives, stats = self.triples(
-            params, stats, key, part, others
+            params, stats, key, batch, others
         )
-        value, own, options = self.within(rows, positives, part)
+        value, in_batch, options = self.within(rows, positives, batch)
         exists = others["index"] >= 0
 
         def old_loss():
@@ -192,7 +192,7 @@ class Passes(NamedTuple):
                 positives,
                 negatives,
                 growth=growth,
-                old_mask=own,
+                old_mask=in_batch,
                 new_mask=exists,
                 **options,
             )
@@ -206,7 +206,7 @@ class Passes(NamedTuple):
                 more_negatives=positives,
                 growth=growth,
                 negative_mask=exists,
-                more_mask=own,
+                more_mask=in_batch,
                 **options,
             )
 

@@ -9,8 +9,7 @@ import optax
 
 from jaxcl import core
 from jaxcl.losses import prototype
-from jaxcl.methods.icl import ddpg, orders
-from jaxcl.methods.icl import passes as passes_lib
+from jaxcl.methods.icl import ddpg, orders, passes
 
 CONTROLS = ("frozen", "random")  # no step after the first task changes the network
 
@@ -19,7 +18,7 @@ class StepSetup(NamedTuple):
     """The constants of a step; for the options see `icl.make`."""
 
     parts: core.Parts
-    passes: passes_lib.Passes
+    passes: passes.Passes
     plan: orders.OrderPlan
     learnt_rate: bool
     fixed_lr: float | None
@@ -52,9 +51,9 @@ def _descend_plainly(setup, params, agent, key, value, grads, fixed):
     """Return parameters after a step of plain SGD; the agent, and the rate of the step.
 
     Args:
-      params: where `value` and `grads` were taken.
+      params: parameters at which `value` and `grads` were taken.
       agent: sets the rate with `learnt_rate`.
-      key: of the agent.
+      key: random key of the agent.
       value, grads: the loss and its gradient.
       fixed: the rate without `learnt_rate`.
     """
@@ -91,9 +90,9 @@ def _take_inner_steps(setup, state, params, key, old, new):
       old, new: the batches of the steps, [S, B, ...]; old rows are anchors.
     """
 
-    def loss(params, stats, key, part, others):
+    def loss(params, stats, key, batch, others):
         anchors_old, _, after = setup.passes.incremental_losses(
-            params, stats, key, part, others, state.extra.growth
+            params, stats, key, batch, others, state.extra.growth
         )
         return anchors_old(), after
 
@@ -172,20 +171,20 @@ def _meta_step(setup, state, batch):
     return _take_outer_step(setup, state, k_agent, value, grads, stats, metrics, passes)
 
 
-def _turn_step(setup, state, batch):
+def _turn_step(setup, state, batches):
     k_loss, k_agent = jax.random.split(core.step_key(state))
-    part, others = (jax.tree.map(lambda x, i=i: x[i], batch) for i in (0, 1))
+    batch, others = (jax.tree.map(lambda x, i=i: x[i], batches) for i in (0, 1))
     extra, done = state.extra, state.step - state.task_start
     turn = done % extra.epoch_steps < extra.old_steps
 
     def loss(params):
         old, new, stats = setup.passes.incremental_losses(
-            params, state.stats, k_loss, part, others, extra.growth
+            params, state.stats, k_loss, batch, others, extra.growth
         )
         return jnp.where(turn, old(), new()), stats
 
     (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
-    passes = 3 * len(part["index"])
+    passes = 3 * len(batch["index"])
     return _take_outer_step(setup, state, k_agent, value, grads, stats, {}, passes)
 
 
@@ -231,12 +230,12 @@ def _plain_step(setup, state, batch):
     return after.replace(params=trees[0], stats=trees[1]), metrics
 
 
-def _distil(setup, state, key, part, rows, positives):
+def _distil(setup, state, key, batch, rows, positives):
     """Return IRD to the encoder of the last task; 0 in the first task."""
 
     def distilled():
-        *past, _ = setup.passes.pairs(*state.extra.teacher, key, part, train=False)
-        mask = jnp.concatenate([part["index"] >= 0] * 2)
+        *past, _ = setup.passes.pairs(*state.extra.teacher, key, batch, train=False)
+        mask = jnp.concatenate([batch["index"] >= 0] * 2)
         both = jnp.concatenate([rows, positives]), jnp.concatenate(past)
         return prototype.ird(*both, example_mask=mask)
 

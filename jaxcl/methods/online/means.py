@@ -62,14 +62,15 @@ class Nearest(NamedTuple):
         classes, capacity = jnp.arange(self.parts.num_classes), len(filled)
         size = min(_CHUNK, capacity)
         # If the memory is split over the devices, so are its rows.
-        own = self.parts.replay.sharded
+        is_split = self.parts.replay.sharded
 
         def add_chunk(sums, start):
             total, counts = sums
             number = start + jnp.arange(size)
             slots = number % capacity  # the last chunk may go beyond the memory
             images = items["image"][slots]
-            images = self.parts.plain(images if own else sharding.spread(images))
+            images = images if is_split else sharding.shard_rows_in_jit(images)
+            images = self.parts.eval_transform(images)
             rows = self.embed_images(params, stats, images)
             if self.mirror:
                 mirrored = self.embed_images(params, stats, images[:, :, ::-1])

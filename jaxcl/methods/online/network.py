@@ -104,13 +104,13 @@ class Network:
         return (new, *old), stats
 
     def compute_logits(
-        self, params: core.PyTree, stats: core.PyTree, *parts: Rows, train: bool
+        self, params: core.PyTree, stats: core.PyTree, *row_groups: Rows, train: bool
     ) -> list[jax.Array]:
-        """Return logits of some rows, f32[R,C] for each part; no statistics move.
+        """Return logits of some rows, f32[R,C] for each group; no statistics move.
 
-        `train=True` normalises each part by its own batch, False by the running ones.
+        `train=True` normalises each group by its own batch, False by the running ones.
         """
-        images = [rows.images for rows in parts]
+        images = [rows.images for rows in row_groups]
         features, _ = self._chain.apply_in_turn(params, stats, *images, train=train)
         return [self.logits(params, x) for x in features]
 
@@ -123,7 +123,7 @@ class Network:
         """Differentiate a loss that is computed by passes of this network.
 
         Args:
-          state: where the gradient is taken.
+          state: state at which the gradient is taken.
           loss: params -> (f32[], anything).
 
         Returns:

@@ -85,12 +85,13 @@ def add_measures(
             min(count, memory.capacity),
             log_weights=buffer.log_weights(memory.items["task"] < state.task),
         )
-        images, mask = sharding.spread((items["image"], mask))
-        images = parts.plain(images)
+        images, mask = sharding.shard_rows_in_jit((items["image"], mask))
+        images = parts.eval_transform(images)
         old, new = (_unit_rows(method.embed(s, images)) for s in (state, after))
         return _masked_mean(jnp.linalg.norm(old - new, axis=1), mask)
 
-    return method._replace(step=step, drawn=method.drawn + _metrics(measure))
+    metrics = method.plotted_metrics + _metrics(measure)
+    return method._replace(step=step, plotted_metrics=metrics)
 
 
 def _metrics(measure: tuple[str, ...]) -> tuple[str, ...]:
@@ -167,7 +168,7 @@ def tap_gradients(
     """Return the features; the probe's gradient gets their gradients' norms by task.
 
     Args:
-      params: with the parameter of the probe, or nothing is measured.
+      params: parameters with that of the probe, or nothing is measured.
       features: f32[R,D].
       tasks: i32[R], the task in which each row came, -1: the row does not count; None:
         no row counts.
@@ -189,10 +190,10 @@ def _tap_forward(features, tasks, probe):
 def _tap_backward(saved, slope):
     features, tasks, probe = saved
     norms = _along_sphere(slope, features)
-    own = tasks[:, None] == jnp.arange(len(probe))
+    members = tasks[:, None] == jnp.arange(len(probe))
     # If several passes use the parameter, its gradient is the sum of theirs.
-    sums = jnp.sum(norms[:, None], axis=0, where=own)
-    sums_and_counts = jnp.stack([sums, own.sum(axis=0)], 1)
+    sums = jnp.sum(norms[:, None], axis=0, where=members)
+    sums_and_counts = jnp.stack([sums, members.sum(axis=0)], 1)
     return slope, None, sums_and_counts.astype(probe.dtype)
 
 

@@ -27,8 +27,8 @@ def settings(
     """Return the section config.replay.
 
     Args:
-      num_classes: of the whole stream.
-      batch_size: of incoming rows.
+      num_classes: number of classes of the whole stream.
+      batch_size: number of incoming rows in a batch.
       per_class: slots of the memory per class of the whole stream; 20 if `capacity`
         is not set either. The policy decides which classes they hold.
       capacity: slots in total, in place of `per_class`.
@@ -45,8 +45,8 @@ def settings(
         size must be multiples of their number.
       measure: further values to log for each step, "drift" and "gradients", see
         `probe.py`.
-      statistics: of batch norm in evaluations, the "running" ones of training or those
-        of the "memory", see `statistics.py`.
+      statistics: statistics of batch norm in evaluations, the "running" ones of
+        training or those of the "memory", see `statistics.py`.
 
     Raises:
       Refused: naming field, value and range.

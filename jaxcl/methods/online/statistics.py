@@ -24,7 +24,7 @@ def use_memory_statistics(
     """Make a method evaluate with the statistics of its memory; training is unchanged.
 
     Args:
-      method: its own `eval_state` sees the new statistics.
+      method: method; its own `eval_state` sees the new statistics.
       replay: `online.Network.pass_replayed`.
       draw: (memory, key) -> online.Rows without augmentation.
 

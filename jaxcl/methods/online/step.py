@@ -88,8 +88,8 @@ def draw_rows(
     shape.
 
     Args:
-      parts: what the config builds.
-      memory: what is drawn from.
+      parts: components that the config builds.
+      memory: memory that is drawn from.
       key: threefry key.
       size: number of rows; None: config.replay.size.
       allowed: bool[capacity], slots that may be drawn; None: all that are filled.
@@ -118,7 +118,7 @@ def augment_drawn(
     blank image. If none exists, all images are blank.
     """
     items = sharded.on_each_device(parts.replay, _repeat_existing, items, mask)
-    items, mask, slots = sharding.spread((items, mask, slots))
+    items, mask, slots = sharding.shard_rows_in_jit((items, mask, slots))
     augmented = augment and parts.replay.augment != "none"
     images = prepare_images(parts, key, items["image"], augmented)
     return Rows(images, items["label"], mask, items["image"], items, slots)
@@ -135,7 +135,9 @@ def prepare_images(
     parts: core.Parts, key: jax.Array, images: jax.Array, augmented: bool
 ) -> jax.Array:
     """Augment or only normalise images, u8[R,H,W,C] -> f32[R,H,W,C]."""
-    return parts.augment(key, images)[:, 0] if augmented else parts.plain(images)
+    if augmented:
+        return parts.augment(key, images)[:, 0]
+    return parts.eval_transform(images)
 
 
 def past_tasks(state: core.TrainState) -> jax.Array:
@@ -226,14 +228,14 @@ def make_method(
     items: Callable = lambda batch: {},
     extra: Callable = lambda base, params, stats: base,
     write: Callable | None = None,
-    limit: bool = True,
-    remembers: bool = True,
+    seen_only: bool = True,
+    has_memory: bool = True,
     **hooks,
 ) -> core.Method:
     """Make a method from its gradient step.
 
     Args:
-      parts: what the config builds.
+      parts: components that the config builds.
       net: the network.
       update: (state, incoming Rows, key) -> (state, metrics, {name: [B, ...]}); the
         last is stored, too, with image, label and task.
@@ -242,19 +244,19 @@ def make_method(
         Extra.
       write: (state, key, batch, last result of `update`) -> state, called after the
         updates; None: a write under config.replay.policy.
-      limit: predict among the classes seen so far only; before any, among all.
-      remembers: whether to keep a memory.
+      seen_only: predict among the classes seen so far only; before any, among all.
+      has_memory: whether to keep a memory.
       hooks: other fields of core.Method.
     """
-    policy = _find_policy(parts, write) if remembers else None
-    if remembers and write is None:
+    policy = _find_policy(parts, write) if has_memory else None
+    if has_memory and write is None:
         write = functools.partial(write_batch, policy)
     online_method = core.Method(
         init=functools.partial(_init_state, parts, net, policy, items, extra),
-        step=functools.partial(_step, parts, update, write if remembers else None),
+        step=functools.partial(_step, parts, update, write if has_memory else None),
         embed=net.embed,
-        predict=functools.partial(_predict, net, limit),
-        memory=(lambda state: state.extra.memory) if remembers else None,
+        predict=functools.partial(_predict, net, seen_only),
+        memory=(lambda state: state.extra.memory) if has_memory else None,
         supervised=True,
         replays=True,
     )._replace(**hooks)
@@ -272,28 +274,28 @@ def cross_entropy(
     net: Network,
     params: core.PyTree,
     stats: core.PyTree,
-    *parts: Rows,
+    *row_groups: Rows,
     class_mask: jax.Array | None = None,
 ):
-    """Sum the mean cross-entropies of the parts.
+    """Sum the mean cross-entropies of groups of rows.
 
     Args:
       net: the network.
-      params, stats: of it.
-      parts: rows; if there are several, the first are the incoming ones, which all
+      params, stats: parameters and statistics of the network.
+      row_groups: groups of rows; of several, the first are the incoming ones, which all
         exist.
       class_mask: bool[C], classes that compete; None: all.
 
     Returns:
-      f32[], where a part without rows counts 0, and the statistics after the passes.
+      f32[], where a group without rows counts 0, and the statistics after the passes.
     """
-    if len(parts) > 1:
-        outputs, stats = net.pass_together(params, stats, *parts)
+    if len(row_groups) > 1:
+        outputs, stats = net.pass_together(params, stats, *row_groups)
     else:
-        out, stats = net.pass_replayed(params, stats, *parts)
+        out, stats = net.pass_replayed(params, stats, *row_groups)
         outputs = (out,)
     value = 0.0
-    for out, rows in zip(outputs, parts, strict=True):
+    for out, rows in zip(outputs, row_groups, strict=True):
         value += losses.cross_entropy(
             out.logits, rows.label, class_mask=class_mask, example_mask=rows.mask
         )
@@ -303,15 +305,15 @@ def cross_entropy(
 def _init_state(parts, net, policy, items, extra, key, batch):
     """Make the state before the first step; without a policy there is no memory."""
     k_state, k_net = jax.random.split(key)
-    params, stats = net.init(k_net, parts.plain(batch["image"][:1]))
-    classes, memory, kept = parts.num_classes, None, {}
+    params, stats = net.init(k_net, parts.eval_transform(batch["image"][:1]))
+    classes, memory, policy_state = parts.num_classes, None, {}
     if policy is not None:
         scalar = jnp.zeros((), jnp.int32)
         example = {"image": batch["image"][0], "label": scalar, "task": scalar}
         example |= items(jnp.zeros((classes,)))
         memory = sharded.create(example, parts.replay)
-        kept = policy.start(classes, parts.num_tasks)
-    base = Extra(memory, jnp.zeros((classes,), bool), kept)
+        policy_state = policy.start(classes, parts.num_tasks)
+    base = Extra(memory, jnp.zeros((classes,), bool), policy_state)
     return core.new_state(k_state, params, stats, parts.tx, extra(base, params, stats))
 
 
@@ -351,17 +353,17 @@ def write_batch(
     """Write a batch, with the items `stored`, to the slots that the policy chooses."""
     extra, items = state.extra, stored_rows(state, batch, **stored)
     exist = jnp.ones(len(batch["label"]), bool)
-    slots, kept = policy.choose(extra.memory, extra.kept, key, items, exist)
+    slots, policy_state = policy.choose(extra.memory, extra.kept, key, items, exist)
     # The parameters depend on all that was read of the memory.
     slots = buffer.order_after(slots, jax.tree.leaves(state.params)[0])
     memory = sharded.write_rows(extra.memory, slots, items)
-    return state.replace(extra=extra._replace(memory=memory, kept=kept))
+    return state.replace(extra=extra._replace(memory=memory, kept=policy_state))
 
 
-def _predict(net, limit, state, images):
-    """Return logits; with `limit` only of the classes seen."""
+def _predict(net, seen_only, state, images):
+    """Return logits; only those of the classes seen, if `seen_only`."""
     logits = net(state.params, state.stats, images, train=False)[0].logits
-    if not limit:
+    if not seen_only:
         return logits
     seen = state.extra.seen  # none before the first step: then all compete
     return jnp.where(seen | ~seen.any(), logits, -jnp.inf)

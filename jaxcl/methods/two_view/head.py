@@ -27,8 +27,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxcl import core, optim
-from jaxcl.evals import head as head_lib
-from jaxcl.nets import chain
+from jaxcl.nets import chain, linear_head
 
 Form = Literal["apart", "released"]
 
@@ -48,7 +47,7 @@ class Extra(NamedTuple):
     """The state of a method with a head."""
 
     method: core.PyTree  # `extra` of the method without its head
-    layer: head_lib.LinearHead  # carried from task to task
+    layer: linear_head.LinearHead  # carried from task to task
     velocity: core.PyTree  # the optimiser's, with momentum; zero when a task begins
 
 
@@ -93,7 +92,8 @@ def add(
       is the head's.
     """
     if form == "released":  # LARS without decay
-        rates, tx = parts.curve(lr), optim.lars(momentum=momentum, weight_decay=0.0)
+        rates = parts.schedule_with_peak(lr)
+        tx = optim.lars(momentum=momentum, weight_decay=0.0)
     else:
         rates = optim.by_task([optim.cosine(lr, epochs=1, per_epoch=False)])
         tx = optim.sgd(momentum=momentum)
@@ -146,7 +146,7 @@ def _init(setup, key, batch):
 
     width = jax.eval_shape(embed).shape[1]
     k_layer = jax.random.fold_in(key, _STREAM)
-    layer = head_lib.start_head(k_layer, width, setup.parts.num_classes)
+    layer = linear_head.start_head(k_layer, width, setup.parts.num_classes)
     return own.replace(extra=Extra(own.extra, layer, setup.tx.init(layer)))
 
 
@@ -163,7 +163,7 @@ def _step(setup, state, batch):
         features = setup.method.embed(before, images)
     label, mask = labelled["label"], jnp.ones(len(features))
     lr = setup.rates(core.progress(state), state.task)
-    layer, velocity, loss, scores = head_lib.take_step(
+    layer, velocity, loss, scores = linear_head.take_step(
         setup.tx, *state.extra[1:], features, label, mask, lr
     )
     accuracy = jnp.mean(scores.argmax(axis=1) == label)
@@ -181,4 +181,4 @@ def _begin_task(setup, state, task):
 def _predict(setup, state, images):
     """Return the head's logits, f32[B,C]."""
     features = setup.method.embed(_without_head(state), images)
-    return head_lib.score_features(state.extra.layer, features)
+    return linear_head.score_features(state.extra.layer, features)

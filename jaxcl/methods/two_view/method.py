@@ -104,7 +104,7 @@ def make(
         begin_task=functools.partial(step.begin_task, setup),
         end_task=functools.partial(step.end_task, setup),
         supervised=spec.supervised,
-        alone=(("strategy", "finetune"),),
+        single_task_options=(("strategy", "finetune"),),
         drops_branches=True,
         takes_local=True,
     )

@@ -70,7 +70,7 @@ def add_rows(setup, memory, keys, reading: records.Reading) -> records.Reading:
         return reading._replace(active=jnp.zeros((), bool))
     active = jnp.sum(memory.filled) > stream.size
     drawn = sharded.sample(memory, keys.draw, stream.size)
-    items, views = sharding.spread(drawn[0]), reading.views
+    items, views = sharding.shard_rows_in_jit(drawn[0]), reading.views
     replayed = parts.augment(keys.augment_drawn, items["image"])
     if mix:
         exist = jnp.broadcast_to(active, stream.size)

@@ -55,9 +55,9 @@ def make(directory, rows) -> WandbRun:
     import wandb
 
     state, config = directory / "wandb.json", directory / "config.json"
-    known = storage.read_object(state) if state.exists() else {}
-    name = known.get("id") or uuid.uuid4().hex[:12]
-    if not known:
+    saved = storage.read_object(state) if state.exists() else {}
+    name = saved.get("id") or uuid.uuid4().hex[:12]
+    if not saved:
         storage.write_json(state, {"id": name})
     try:
         run = wandb.init(
@@ -74,7 +74,7 @@ def make(directory, rows) -> WandbRun:
             f"config.loggers: 'wandb' does not begin: {error}; WANDB_MODE=offline "
             "needs no account"
         ) from error
-    board = WandbRun(run, len(rows) if known else 0)
-    for row in () if known else rows:  # of a run that had no such logger before
+    board = WandbRun(run, len(rows) if saved else 0)
+    for row in () if saved else rows:  # of a run that had no such logger before
         board.write(row)
     return board

@@ -30,7 +30,7 @@ def draw_examples(
     """
     count = min(count, memory.capacity)
     # Every device holds the whole memory; each takes its share of the drawn rows.
-    items, mask, _ = sharding.spread(buffer.sample(memory, keys.draw, count))
+    items, mask, _ = sharding.shard_rows_in_jit(buffer.sample(memory, keys.draw, count))
     return parts.augment(keys.augment_drawn, items["image"]), mask, items
 
 

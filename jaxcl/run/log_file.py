@@ -57,16 +57,16 @@ class RowFile:
         """
         head = path.read_bytes()[:offset] if path.exists() else b""
         rows = [line for line in _split_lines(head) if _parse_row(line) is not None]
-        kept = b"".join(rows)
-        if len(kept) < offset:
+        readable = b"".join(rows)
+        if len(readable) < offset:
             path.with_name(f"damaged-{path.name}").write_bytes(head)
             with storage.replacing(path) as file:
-                file.write(kept)
+                file.write(readable)
             text = "%s has lost rows: went on with the %d that can be read"
             logging.warning(text, path, len(rows))
         self._path, self._in_bucket = path, storage.in_bucket(path)
-        self._file = io.BytesIO(kept) if self._in_bucket else open(path, "ab")
-        self._file.truncate(len(kept))
+        self._file = io.BytesIO(readable) if self._in_bucket else open(path, "ab")
+        self._file.truncate(len(readable))
         self._file.seek(0, io.SEEK_END)
         self.save()
 

@@ -87,7 +87,7 @@ def pad_batch(
     rows, count = np.asarray(rows), len(graph_set.label)
     good = rows.ndim == 1 and np.issubdtype(rows.dtype, np.integer)
     if not good or (rows.size and not -1 <= rows.min() <= rows.max() < count):
-        raise Refused(f"rows = {rows}: must be integers below {count}, or -1")
+        raise Refused("rows", rows, f"must be integers below {count}, or -1")
     slots = np.flatnonzero(rows >= 0)
     taken = take_graphs(graph_set, rows[slots])
     for name, need, have in (
@@ -96,7 +96,7 @@ def pad_batch(
         ("edges", taken.edges.shape[1], edges),
     ):
         if need > have:
-            raise Refused(f"{name} = {have}: the rows need at least {need}")
+            raise Refused(name, have, f"the rows need at least {need}")
     features = np.zeros((nodes, graph_set.features.shape[1]), np.float32)
     features[: len(taken.features)] = taken.features
     node_slots = np.repeat(slots, np.diff(taken.graph_ptr))
@@ -133,7 +133,7 @@ def _fill_up(values, length, padding) -> np.ndarray:
 
 
 def buckets(
-    graph_set: GraphSet, batch_size: int, *, parts: int = 1
+    graph_set: GraphSet, batch_size: int, *, num_batches: int = 1
 ) -> tuple[Budget, ...]:
     """Choose a few rising sizes of batches; any `batch_size` rows fit the last.
 
@@ -145,10 +145,10 @@ def buckets(
     Args:
       graph_set: set that batches are drawn from.
       batch_size: graphs of a batch.
-      parts: number of batches that share one size, see `pad_parts`.
+      num_batches: number of batches that share one size, see `pad_batches`.
     """
     sizes = np.stack(_graph_sizes(graph_set), axis=-1)
-    drawn = _drawn_sizes(sizes, batch_size, parts)
+    drawn = _drawn_sizes(sizes, batch_size, num_batches)
     largest = np.sort(sizes, axis=0)[-batch_size:].sum(axis=0)
     wanted = [*(np.quantile(drawn, level, axis=0) for level in _LEVELS), largest]
     chosen = np.ceil(np.maximum(wanted, 1) / _MULTIPLE).astype(int) * _MULTIPLE
@@ -158,13 +158,13 @@ def buckets(
     )
 
 
-def _drawn_sizes(sizes, batch_size, parts) -> np.ndarray:
-    """Draw sizes of batches, i64[_DRAWS,2]; the most of `parts` batches."""
+def _drawn_sizes(sizes, batch_size, num_batches) -> np.ndarray:
+    """Draw sizes of batches, i64[_DRAWS,2]; the most of `num_batches` batches."""
     rng, steps = np.random.default_rng(0), -(-len(sizes) // batch_size)
-    epochs, rows = range(-(-_DRAWS * parts // steps)), np.arange(len(sizes))
+    epochs, rows = range(-(-_DRAWS * num_batches // steps)), np.arange(len(sizes))
     orders = [stream.filled_order(rng, rows, batch_size) for _ in epochs]
-    drawn = _batch_sizes(sizes, np.concatenate(orders)[: _DRAWS * parts])
-    return drawn.reshape(_DRAWS, parts, 2).max(axis=1)
+    drawn = _batch_sizes(sizes, np.concatenate(orders)[: _DRAWS * num_batches])
+    return drawn.reshape(_DRAWS, num_batches, 2).max(axis=1)
 
 
 def _batch_sizes(sizes, order) -> np.ndarray:
@@ -192,7 +192,7 @@ def budget_of(
     )
 
 
-def pad_parts(
+def pad_batches(
     graph_set: GraphSet, rows: np.ndarray, budgets: Sequence[Budget]
 ) -> Graphs:
     """Return P batches of one size, leaves [P, ...]: `pad_batch` for each row of i[P,

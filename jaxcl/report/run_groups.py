@@ -10,9 +10,7 @@ from etils import epath
 from jaxcl.data import storage
 from jaxcl.errors import Refused
 from jaxcl.report import comparability
-from jaxcl.run import results as results_lib
-from jaxcl.run import rows as rows_lib
-from jaxcl.run import seeds
+from jaxcl.run import log_file, result_file, seeds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +19,7 @@ class RunGroup:
 
     name: str  # unique among the compared runs
     workdir: str  # path as the user wrote it
-    results: dict[int, dict]  # seed -> results, see `results.empty_results`
+    results: dict[int, dict]  # seed -> results, see `result_file.empty_results`
     folders: dict[int, epath.Path]  # seed -> its run directory
     configs: comparability.Configs = comparability.Configs()
     # Seed -> finished tasks, of seeds that are behind the others.
@@ -35,7 +33,7 @@ class RunGroup:
     @property
     def finished_tasks(self) -> int:
         """The number of finished tasks."""
-        return results_lib.count_finished(self.first_results)
+        return result_file.count_finished(self.first_results)
 
     @property
     def num_tasks(self) -> int:
@@ -45,15 +43,15 @@ class RunGroup:
     @functools.cached_property
     def measures(self) -> dict[int, dict]:
         """The measures of each seed, see `seeds.measures`."""
-        return {seed: seeds.measures(own) for seed, own in self.results.items()}
+        return {seed: seeds.measures(results) for seed, results in self.results.items()}
 
     @functools.cached_property
     def logged_rows(self) -> dict[int, list]:
         """The rows of metrics.jsonl of each seed that has one."""
         return {
-            seed: rows_lib.read_rows(folder)
+            seed: log_file.read_rows(folder)
             for seed, folder in self.folders.items()
-            if (folder / rows_lib.FILE).exists()
+            if (folder / log_file.FILE).exists()
         }
 
 
@@ -70,11 +68,11 @@ def read_run(workdir: epath.PathLike, name: str | None = None) -> RunGroup:
       Refused: there are no results.
     """
     path = epath.Path(workdir)
-    found: dict[int | None, epath.Path] = {None: path}
+    places: dict[int | None, epath.Path] = {None: path}
     if by_seed := seeds.folders(path):
-        found = dict(by_seed.items())
-    folders = {seed: x for seed, x in found.items() if results_lib.has_results(x)}
-    if not folders and results_lib.has_results(path):
+        places = dict(by_seed.items())
+    folders = {seed: x for seed, x in places.items() if result_file.has_results(x)}
+    if not folders and result_file.has_results(path):
         folders = {None: path}
     if not folders:
         missing = "no run in it has finished a task" if path.is_dir() else "no such run"
@@ -84,19 +82,20 @@ def read_run(workdir: epath.PathLike, name: str | None = None) -> RunGroup:
     results, finished = {}, {}
     try:
         for seed, folder in folders.items():
-            own = results_lib.read_results(folder)
+            content = result_file.read_results(folder)
             # Empty values for keys that the file lacks.
-            own = results_lib.empty_results(len(own["task_names"])) | own
-            results[seed], finished[seed] = own, results_lib.count_finished(own)
+            content = result_file.empty_results(len(content["task_names"])) | content
+            results[seed] = content
+            finished[seed] = result_file.count_finished(content)
     except (KeyError, TypeError, AttributeError) as error:
-        file = results_lib.RESULTS
+        file = result_file.RESULTS
         raise Refused(f"{path}: its {file} is damaged: {error!r}") from error
     most = max(finished.values())
     return RunGroup(
         name=name or path.name,
         workdir=str(workdir),
-        results={s: own for s, own in results.items() if finished[s] == most},
-        folders={s: own for s, own in folders.items() if finished[s] == most},
+        results={s: x for s, x in results.items() if finished[s] == most},
+        folders={s: x for s, x in folders.items() if finished[s] == most},
         configs=comparability.read_config([path, *folders.values()]),
         behind={seed: n for seed, n in finished.items() if n < most},
     )
@@ -112,11 +111,11 @@ def read_all(workdirs: Sequence[epath.PathLike]) -> list[RunGroup]:
     for path, count in collections.Counter(paths).items():
         if count > 1:
             raise Refused(f"{path}: given {count} times; name each run once")
-    names, parts = [path.name or path.resolve().name for path in paths], 1
+    names, depth = [path.name or path.resolve().name for path in paths], 1
     while len(set(names)) < len(names):
-        parts += 1
+        depth += 1
         names = [
-            "/".join(path.parts[-parts:]) if names.count(name) > 1 else name
+            "/".join(path.parts[-depth:]) if names.count(name) > 1 else name
             for path, name in zip(paths, names, strict=True)
         ]
     return [read_run(*pair) for pair in zip(workdirs, names, strict=True)]
@@ -128,15 +127,15 @@ def are_comparable(run: RunGroup, first: RunGroup) -> bool:
     return all(over) or (not any(over) and run.finished_tasks == first.finished_tasks)
 
 
-def paired_differences(mine: dict, theirs: dict) -> list[float]:
+def paired_differences(values: dict, others: dict) -> list[float]:
     """Return differences over the seeds that both have; leave out None."""
-    pairs = [(mine[seed], theirs[seed]) for seed in sorted({*mine} & {*theirs})]
+    pairs = [(values[seed], others[seed]) for seed in sorted({*values} & {*others})]
     return [a - b for a, b in pairs if None not in (a, b)]
 
 
 def measure_by_seed(run: RunGroup, name: str, measure: str) -> dict[int, float | None]:
     """Map seed -> a measure of a matrix, see `seeds.measures`; None without it."""
-    return {seed: own.get(name, {}).get(measure) for seed, own in run.measures.items()}
+    return {seed: x.get(name, {}).get(measure) for seed, x in run.measures.items()}
 
 
 def list_remarks(run: RunGroup) -> list[str]:

@@ -47,21 +47,22 @@ def begin_task(state: core.TrainState, task: stream.Task) -> core.TrainState:
     return state.replace(extra=state.extra._replace(teacher=teacher))
 
 
-def ask_teacher(net: Any, teacher: Teacher, *parts: Any, train: bool = False) -> tuple:
+def ask_teacher(net: Any, teacher: Teacher, *groups: Any, train: bool = False) -> tuple:
     """Return the teacher's logits, f32[R,C] for each `Rows`; zeros without one.
 
     There is no gradient, and no cost while there is no teacher.
 
     Args:
       net: the network.
-      teacher: of the state.
-      parts: rows; each part passes by itself.
-      train: normalise each by its own batch, in place of the running statistics.
+      teacher: the teacher in the state.
+      groups: groups of rows; each passes by itself.
+      train: whether each group is normalised by its own batch, not by the running
+        statistics.
     """
 
     def answer():
         return (
-            *net.compute_logits(teacher.params, teacher.stats, *parts, train=train),
+            *net.compute_logits(teacher.params, teacher.stats, *groups, train=train),
         )
 
     def zero_logits():
@@ -76,14 +77,15 @@ def by_task(
     update: Callable,
     *,
     distill: bool = True,
-    limit: bool = True,
+    seen_only: bool = True,
     **hooks: Callable,
 ) -> core.Method:
     """Build a method from a gradient step that finds the task of each class.
 
     Args:
-      parts, net, update, limit, hooks: as for `online.make_method`; the state that
-        `update` gets has an `Extra`, whose `task_of` includes the incoming classes.
+      parts, net, update, seen_only, hooks: arguments of `online.make_method`; the state
+        that `update` gets has an `Extra`, whose `task_of` includes the incoming
+        classes.
       distill: False: there is no teacher.
     """
 
@@ -100,7 +102,7 @@ def by_task(
     if distill:
         hooks["begin_task"] = begin_task
     return online.make_method(
-        parts, net, with_classes, extra=extra, limit=limit, **hooks
+        parts, net, with_classes, extra=extra, seen_only=seen_only, **hooks
     )
 
 

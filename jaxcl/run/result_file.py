@@ -15,7 +15,7 @@ from jaxcl.run import cost
 RESULTS = "results.json"
 
 
-def to_json(value: Any) -> Any:
+def jsonable(value: Any) -> Any:
     """Convert to Python types that JSON knows; nan and infinity become None.
 
     Args:
@@ -27,13 +27,13 @@ def to_json(value: Any) -> Any:
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {str(k): to_json(v) for k, v in value.items()}
+        return {str(k): jsonable(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [to_json(v) for v in value]
+        return [jsonable(v) for v in value]
     array = np.asarray(value)
     # Widening to float64 is exact for every float dtype, so float32 round-trips.
     exact = array if array.dtype.kind in "biu" else array.astype(np.float64)
-    return to_json(exact.tolist())
+    return jsonable(exact.tolist())
 
 
 def latest_table(
@@ -65,12 +65,18 @@ def latest_table(
     return "\n".join(lines)
 
 
-def empty_results(num_tasks: int, *, task_names: Sequence[str] | None = None) -> dict:
+def empty_results(
+    num_tasks: int,
+    *,
+    task_names: Sequence[str] | None = None,
+    embeds: str = "encoder",
+) -> dict:
     """Make the results before the first task, as JSON.
 
     Args:
       num_tasks: T.
       task_names: T strings; by default "task 1", "task 2", ...
+      embeds: what the method's `embed` reads, see `core.Method`; an export says it.
 
     Returns:
       A dict. Its "finetune" will map a matrix name to f[T], the accuracy on each task
@@ -79,7 +85,7 @@ def empty_results(num_tasks: int, *, task_names: Sequence[str] | None = None) ->
     """
     names = task_names or [f"task {i + 1}" for i in range(num_tasks)]
     _check_length("task_names", names, num_tasks)
-    return {
+    return ({} if embeds == "encoder" else {"embeds": embeds}) | {
         "task_names": [*map(str, names)],
         "matrices": {},
         "finetune": None,
@@ -100,7 +106,7 @@ def add_task(
     """Return new results with the measurements after a task.
 
     Args:
-      results: from `empty_results` or `add_task`; not changed.
+      results: results from `empty_results` or `add_task`; not changed.
       task: number of the task, from 0; earlier measurements after it are replaced.
       rows: matrix name -> f[T], accuracy on each task, nan if not measured.
       scalars: name -> number.
@@ -116,12 +122,12 @@ def add_task(
         _check_length(f"rows[{name!r}]", row, size)
 
     def replace(items, item):
-        return [*items[:task], to_json(item), *items[task + 1 :]]
+        return [*items[:task], jsonable(item), *items[task + 1 :]]
 
     matrices, old = {}, results["matrices"]
     for name in old | rows:
         blank = np.full(size, np.nan)
-        matrix = old.get(name) or to_json([blank] * size)
+        matrix = old.get(name) or jsonable([blank] * size)
         matrices[name] = replace(matrix, rows.get(name, blank))
     return results | {
         "matrices": matrices,
@@ -130,10 +136,10 @@ def add_task(
     }
 
 
-def add_convergence(results: dict, task: int, found: dict) -> dict:
+def add_convergence(results: dict, task: int, convergence: dict) -> dict:
     """Add the summary of a task's epochs, see `metrics_log`; returns new results."""
     before = results.get("convergence", {})
-    return {**results, "convergence": {**before, str(task): to_json(found)}}
+    return {**results, "convergence": {**before, str(task): jsonable(convergence)}}
 
 
 def make_room(results: dict, task_names: Sequence[str]) -> dict:
@@ -151,7 +157,10 @@ def make_room(results: dict, task_names: Sequence[str]) -> dict:
     if more <= 0:
         return results
     names, blank, spent = map(str, task_names[-more:]), [None] * more, results["cost"]
-    return empty_results(len(task_names)) | {
+    blank_results = empty_results(
+        len(task_names), embeds=results.get("embeds", "encoder")
+    )
+    return blank_results | {
         "task_names": [*results["task_names"], *names],
         "scalars": [*results["scalars"], *blank],
         "seconds": [*results["seconds"], *blank],
@@ -220,7 +229,7 @@ def summary(results: dict) -> dict:
         alone = (results["finetune"] or {}).get(name)
         if alone is not None:
             out[name]["plasticity"] = metrics.plasticity(block, alone[:size])
-    return to_json(out)
+    return jsonable(out)
 
 
 def write_results(workdir: epath.PathLike, results: dict) -> None:
@@ -229,8 +238,8 @@ def write_results(workdir: epath.PathLike, results: dict) -> None:
 
 
 def write_json(path: epath.PathLike, value: Any) -> None:
-    """Write a value as JSON, see `to_json` and `storage.write_json`."""
-    storage.write_json(path, to_json(value))
+    """Write a value as JSON, see `jsonable` and `storage.write_json`."""
+    storage.write_json(path, jsonable(value))
 
 
 def read_results(workdir: epath.PathLike) -> dict:

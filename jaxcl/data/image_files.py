@@ -189,7 +189,7 @@ def _is_plain(data: bytes, opened: Image.Image) -> bool:
     return plain and opened.mode != "LA" and b"IEND" in data[-64:]
 
 
-class Reader(NamedTuple):
+class FileRows(NamedTuple):
     """Images at places in files: row -> u8[h,w,C]."""
 
     files: Sequence[str | bytes] | np.ndarray  # paths, relative to root
@@ -203,15 +203,15 @@ class Reader(NamedTuple):
 
     def __call__(self, row: int) -> np.ndarray:
         """Read and decode one image."""
-        found = self._fetched(row)
-        if isinstance(found, np.ndarray):
-            return found
-        return self.decoding(found, self.name(row))
+        image = self._fetched(row)
+        if isinstance(image, np.ndarray):
+            return image
+        return self.decoding(image, self.name(row))
 
     def raw(self, row: int) -> bytes:
         """Return bytes that identify an image: encoded, or its pixels."""
-        found = self._fetched(row)
-        return found if isinstance(found, bytes) else found.tobytes()
+        data = self._fetched(row)
+        return data if isinstance(data, bytes) else data.tobytes()
 
     def _fetched(self, row):
         try:
@@ -230,7 +230,7 @@ class Reader(NamedTuple):
         path = self.path(self.which[row])
         return f"{path} ({self.unit} {self.place[row]})" if self.unit else path
 
-    def holders(self) -> tuple[list[str], np.ndarray]:
+    def files_of_rows(self) -> tuple[list[str], np.ndarray]:
         """Return all files, and the number of the file of each row, i64[N]."""
         return [self.path(x) for x in range(len(self.files))], self.which
 
@@ -240,30 +240,30 @@ class Reader(NamedTuple):
         return self.decoding.channels
 
 
-def of_files(root: str, paths: Sequence[bytes], decoding: Decoding) -> Reader:
+def of_files(root: str, paths: Sequence[bytes], decoding: Decoding) -> FileRows:
     """Read image files, whose paths are relative to `root`."""
     rows = np.arange(len(paths))
     # Bytes, since text would take four times the memory.
     files = np.array(paths, bytes)
-    return Reader(files, rows, np.zeros_like(rows), _fetch_file, decoding, root=root)
+    return FileRows(files, rows, np.zeros_like(rows), _fetch_file, decoding, root=root)
 
 
 def _fetch_file(path, place) -> bytes:
     return storage.read_bytes(path)
 
 
-def of_array(path: str) -> Reader:
+def of_array(path: str) -> FileRows:
     """Read rows of an .npy file that is never read as a whole."""
     rows, channels = np.arange(len(mapped(path))), mapped(path).shape[-1]
     which, pixels = np.zeros_like(rows), Decoding("", channels)
-    return Reader((path,), which, rows, _fetch_row, pixels, "row")
+    return FileRows((path,), which, rows, _fetch_row, pixels, "row")
 
 
 def _fetch_row(path, row) -> np.ndarray:
     return np.array(mapped(path)[row])
 
 
-def in_memory(images: np.ndarray, name: str) -> Reader:
+def in_memory(images: np.ndarray, name: str) -> FileRows:
     """Make a reader of images in memory.
 
     Args:
@@ -272,7 +272,7 @@ def in_memory(images: np.ndarray, name: str) -> Reader:
     rows = np.arange(len(images))
     file, pixels = f"{name} {sha256(images)[:16]}", Decoding("", images.shape[-1])
     fetch = functools.partial(_fetch_held, images)
-    return Reader((file,), np.zeros_like(rows), rows, fetch, pixels, "row")
+    return FileRows((file,), np.zeros_like(rows), rows, fetch, pixels, "row")
 
 
 def _fetch_held(images, path, row) -> np.ndarray:
@@ -290,16 +290,16 @@ def mapped(path: str) -> np.ndarray:
 _SAMPLED = 8  # images from which the size of all is estimated
 
 
-class Loader(NamedTuple):
+class SplitRows(NamedTuple):
     """Reads a part of a set row by row: row -> u8[h,w,C]."""
 
-    read: Any  # a Reader, or another record with its methods
+    read: Any  # a FileRows, or another record with its methods
     rows: np.ndarray  # i64[N], rows of `read`
     crop: Callable | None = None  # a prefetch.CenterCrop for every image
     # Classes and domains, if unreadable images are to be replaced; else None.
     label: np.ndarray | None = None
     domain: np.ndarray | None = None
-    memory: dict[int, np.ndarray] | None = None  # decoded images; None: too many
+    cache: dict[int, np.ndarray] | None = None  # decoded images; None: too many
 
     def __call__(self, row: int) -> np.ndarray:
         """Read an image; if it is unreadable, warn and read another.
@@ -327,28 +327,28 @@ class Loader(NamedTuple):
         raise Unreadable(f"{problem}; no other image of its class can be read")
 
     def _decode_image(self, row):
-        own = int(self.rows[row])
-        if self.memory is not None and own in self.memory:
-            return self.memory[own]
-        image = self.read(own)
+        source_row = int(self.rows[row])
+        if self.cache is not None and source_row in self.cache:
+            return self.cache[source_row]
+        image = self.read(source_row)
         if self.crop is not None:
             try:
                 image = self.crop(image)
             except ValueError as error:
                 raise Unreadable(f"{self.name(row)}: {error}") from error
-        if self.memory is not None:
-            self.memory[own] = image
+        if self.cache is not None:
+            self.cache[source_row] = image
         return image
 
     def image_bytes(self) -> float:
         """Estimate the bytes of a decoded image; infinite if none can be read."""
-        found = []
+        sizes = []
         for row in np.linspace(0, len(self.rows) - 1, _SAMPLED).astype(int):
             with contextlib.suppress(ValueError):
-                found.append(self._decode_image(row).nbytes)
-        return float(np.mean(found)) if found else math.inf
+                sizes.append(self._decode_image(row).nbytes)
+        return float(np.mean(sizes)) if sizes else math.inf
 
-    def take(self, rows: np.ndarray) -> "Loader":
+    def take(self, rows: np.ndarray) -> "SplitRows":
         """Return the loader of the images at `rows`, renumbered from 0."""
         return self._replace(
             rows=self.rows[rows],
@@ -364,9 +364,9 @@ class Loader(NamedTuple):
         """Read bytes that identify an image, without decoding it."""
         return self.read.raw(int(self.rows[row]))
 
-    def holders(self) -> tuple[Sequence[str], np.ndarray]:
+    def files_of_rows(self) -> tuple[Sequence[str], np.ndarray]:
         """Return all files, and the number of the file of each row, i64[N]."""
-        names, which = self.read.holders()
+        names, which = self.read.files_of_rows()
         return names, which[self.rows]
 
     @property
@@ -383,14 +383,14 @@ def examples(
     """Make examples that are read row by row.
 
     Args:
-      reader: a `Reader` of all rows, or another record with its methods.
+      reader: a `FileRows` of all rows, or another record with its methods.
       label: i[N], -1 where unknown.
       domain: i[N]; None: one domain.
     """
     label = np.asarray(label, np.int32)
     domain = np.zeros_like(label) if domain is None else np.asarray(domain, np.int32)
 
-    return stream.Examples(label, domain, load=Loader(reader, np.arange(len(label))))
+    return stream.Examples(label, domain, load=SplitRows(reader, np.arange(len(label))))
 
 
 def class_list(file: str, *, option: str = "classes") -> tuple[str, ...]:
@@ -399,7 +399,7 @@ def class_list(file: str, *, option: str = "classes") -> tuple[str, ...]:
         lines = storage.read_bytes(file).decode("utf-8-sig").split("\n")
     names = tuple(line.strip() for line in lines if line.strip())
     if not names or len(set(names)) < len(names):
-        raise Refused(f"{option} = {file!r}: must hold at least one name, each once")
+        raise Refused(option, file, "must hold at least one name, each once")
     return names
 
 
@@ -413,13 +413,13 @@ def read_npz(path: str, keys: tuple[str, ...] | None = None) -> dict[str, np.nda
     K__sha256 of K's bytes. A strip is n images on top of each other.
     """
     with reading(path), storage.open_seekable(path) as file:
-        known = np.load(file, allow_pickle=False)
-        if not isinstance(known, np.lib.npyio.NpzFile):
+        arrays = np.load(file, allow_pickle=False)
+        if not isinstance(arrays, np.lib.npyio.NpzFile):
             raise Refused("it is no .npz file")
-        keys = known.files if keys is None else keys
-        plain = {key: known[key] for key in keys if key in known}
-        packed = [key for key in keys if f"{key}__strips" in known]
-        return plain | {key: _unpack(known, key) for key in packed}
+        keys = arrays.files if keys is None else keys
+        plain = {key: arrays[key] for key in keys if key in arrays}
+        packed = [key for key in keys if f"{key}__strips" in arrays]
+        return plain | {key: _unpack(arrays, key) for key in packed}
 
 
 def _unpack(file: Mapping[str, np.ndarray], key: str) -> np.ndarray:

@@ -37,7 +37,7 @@ def all_finite(*arrays: jax.Array) -> bool:
 def require(field: str, value: Any, good: bool, allowed: str) -> None:
     """Raise an error about `config.evaluators.{field}` unless it is valid."""
     if not good:
-        raise Refused(f"config.evaluators.{field}={value!r}: must be {allowed}")
+        raise Refused(f"config.evaluators.{field}", value, f"must be {allowed}")
 
 
 def refuse_unless(
@@ -130,9 +130,9 @@ def check_learnable(tasks: stream.Stream) -> None:
 
     A probe learns only the classes of the train images.
     """
-    found = splits.unknown_classes(tasks.dataset, tasks.evaluation)
-    if found is not None and found[0] == stream.count_rows(tasks.evaluation):
-        raise Refused(f"config.data: {found[1]}: nothing could be measured")
+    unseen = splits.unknown_classes(tasks.dataset, tasks.evaluation)
+    if unseen is not None and unseen[0] == stream.count_rows(tasks.evaluation):
+        raise Refused(f"config.data: {unseen[1]}: nothing could be measured")
 
 
 def train_mask(groups: TaskMembership, train_on: str, task: int) -> np.ndarray:
@@ -174,7 +174,7 @@ def average_rows(parts: core.EvalParts, right: Mapping) -> dict[str, np.ndarray]
     return {name: average_per_task(parts, row) for name, row in right.items()}
 
 
-def make_judge(
+def make_grader(
     parts: core.EvalParts,
     groups: TaskMembership,
     examples: stream.Examples,
@@ -197,14 +197,14 @@ def make_judge(
     truth = examples.label[rows], allowed, groups.test_task[rows]
     truth = sharding.replicate(truth, parts.mesh)
 
-    def judge_rows(scores, labels, allowed, task):
+    def grade_rows(scores, labels, allowed, task):
         right = {"class_incremental": scores.argmax(axis=1) == labels}
         if groups.aware == "task_aware":
             of_task = jnp.where(allowed[task], scores, -jnp.inf)
             right["task_aware"] = of_task.argmax(axis=1) == labels
         return right
 
-    program = jax.jit(judge_rows, out_shardings=sharding.replicated(parts.mesh))
+    program = jax.jit(grade_rows, out_shardings=sharding.replicated(parts.mesh))
     return lambda scores: sharding.copy_to_host(program(scores, *truth))
 
 
@@ -232,15 +232,15 @@ def find_scalars(rows: Sequence[dict], pattern: str) -> dict[str, dict]:
       Nested dicts: key of the evaluator's entry -> step -> the pattern's groups (digits
       as int) -> value.
     """
-    found: dict[str, dict] = {}
+    scalars: dict[str, dict] = {}
     for row in rows:
         for name, value in row.get("eval", {}).items():
             key, _, scalar = name.rpartition("/")
             if match := re.fullmatch(pattern, scalar):
                 groups = (int(x) if x and x.isdigit() else x for x in match.groups())
-                at_step = found.setdefault(key, {}).setdefault(row["step"], {})
+                at_step = scalars.setdefault(key, {}).setdefault(row["step"], {})
                 at_step[tuple(groups)] = value
-    return found
+    return scalars
 
 
 def unit_rows(features: jax.Array) -> jax.Array:
@@ -302,18 +302,18 @@ def make_embedder(
     rows = np.arange(size) if rows is None else np.asarray(rows)
     batch_size = padded_size(parts, min(batch_size, len(rows)))
     read, batches = _make_reader(parts, examples, rows, batch_size, images)
-    steps, whole = -(-len(rows) // batch_size), sharding.replicated(parts.mesh)
+    steps, everywhere = -(-len(rows) // batch_size), sharding.replicated(parts.mesh)
     blank = None  # shape and type of all features, known after the first batch
 
     def embed(state, batch):
         features = parts.embed(state, read(batch))
-        return jax.lax.with_sharding_constraint(features, whole)
+        return jax.lax.with_sharding_constraint(features, everywhere)
 
     def write_features(state, batch, features, begin):
         batch = embed(state, batch)
         return jax.lax.dynamic_update_slice_in_dim(features, batch, begin, axis=0)
 
-    program = jax.jit(write_features, donate_argnums=2, out_shardings=whole)
+    program = jax.jit(write_features, donate_argnums=2, out_shardings=everywhere)
 
     def run_pass(state, first=None):
         nonlocal blank
@@ -325,7 +325,7 @@ def make_embedder(
                     blank = jax.eval_shape(embed, state, batch)
                 if features is None:
                     shape = steps * batch_size, *blank.shape[1:]
-                    features = jnp.zeros(shape, blank.dtype, device=whole)
+                    features = jnp.zeros(shape, blank.dtype, device=everywhere)
                 features = program(state, batch, features, np.int32(i * batch_size))
                 # Wait, or images pile up on a device that is slower than the workers.
                 if examples.load is not None and i % 4 == 3:
@@ -350,10 +350,12 @@ def embed_batches(
     """
     rows = np.arange(first, stream.count_rows(examples))
     read, placed = _make_reader(parts, examples, rows, batch_size, None)
-    whole = sharding.replicated(parts.mesh)
-    embed = jax.jit(lambda state, x: parts.embed(state, read(x)), out_shardings=whole)
-    with contextlib.closing(placed(len(rows))) as found:
-        for i, batch in enumerate(found):
+    embed = jax.jit(
+        lambda state, x: parts.embed(state, read(x)),
+        out_shardings=sharding.replicated(parts.mesh),
+    )
+    with contextlib.closing(placed(len(rows))) as batches:
+        for i, batch in enumerate(batches):
             left = len(rows) - i * batch_size
             yield np.asarray(embed(state, batch), np.float32)[:left]
 
@@ -368,8 +370,8 @@ def _make_reader(
         return (batch for batch in batches[: -(-count // batch_size)])
 
     if examples.graphs is not None:  # every device keeps all batches
-        made = graph_batches.evaluation_batches(examples, rows, batch_size)
-        graphs = [sharding.replicate(batch["graph"], mesh) for batch in made]
+        all_batches = graph_batches.evaluation_batches(examples, rows, batch_size)
+        graphs = [sharding.replicate(batch["graph"], mesh) for batch in all_batches]
         return lambda batch: batch, functools.partial(first_of, graphs)
     if examples.images is None:
         view, crop = make_eval_view(parts, resize=False), make_eval_crop(parts)
@@ -511,7 +513,7 @@ def make_views_embedder(
       (state, images u8[n,H,W,C]) -> embeddings f32[n, D] of each view, on the host.
     """
     batch_size = padded_size(parts, batch_size)
-    rows, whole = sharding.split_sharding(parts.mesh), sharding.replicated(parts.mesh)
+    rows = sharding.split_sharding(parts.mesh)
 
     def embed(state, images, start):
         images = jax.lax.with_sharding_constraint(images, rows)
@@ -520,7 +522,7 @@ def make_views_embedder(
         )
         return [parts.embed(state, views[:, view]) for view in range(count)]
 
-    program = jax.jit(embed, out_shardings=whole)
+    program = jax.jit(embed, out_shardings=sharding.replicated(parts.mesh))
 
     def run_pass(state, images):
         batches = []

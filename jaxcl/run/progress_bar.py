@@ -26,9 +26,9 @@ class Progress:
 
     def __init__(self, *, num_tasks=1, mode="auto", every=10.0):
         if mode not in ("auto", True, False):
-            raise Refused(f"progress={mode!r}: allowed are 'auto', True, False")
+            raise Refused("progress", mode, "allowed are 'auto', True, False")
         if not every >= 0:
-            raise Refused(f"every={every}: must be >= 0 seconds")
+            raise Refused("every", every, "must be >= 0 seconds")
         self._num_tasks, self._every, self._silent = num_tasks, every, mode is False
         self._wants_bar = _can_redraw() if mode == "auto" else mode
         self._bar = self._start = None
@@ -84,8 +84,11 @@ class Progress:
 
     def print_text(self, text: str) -> None:
         """Print to stdout without breaking the bar, even if there is none."""
-        (print if self._bar is None else self._bar.write)(text, file=sys.stdout)
-        sys.stdout.flush()
+        if self._bar is None:
+            print(text, flush=True)
+            return
+        with self._bar.external_write_mode(file=sys.stdout):
+            print(text, flush=True)  # before the bar is drawn again
 
     def close(self) -> None:
         """Leave the bar as it is."""

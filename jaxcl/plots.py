@@ -6,6 +6,7 @@ import io
 import itertools
 import os
 import re
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, ParamSpec, TypeVar
 
@@ -24,26 +25,6 @@ _R = TypeVar("_R")
 COLOURS = ("#0b5cad", "#a83200", "#00805c", "#b04a86", "#a98600", "#2f9bd0", "#3d4248")
 DASHES = ("-", "--", ":")  # with the colours again
 MARKERS = ("o", "s", "^", "D", "v")
-# A method's place here sets its colour and marker in all pictures of the project. The
-# names in one place are of one method.
-METHODS = (
-    ("er_ace",),
-    ("finetune", "fine_tuning"),
-    ("joint", "all_at_once", "a_new_encoder"),
-    ("pnr",),
-    ("untrained", "no_update"),
-    ("er",),
-    ("cassle",),
-    ("der",),
-    ("derpp",),
-    ("er_aml",),
-    ("er_lwf",),
-    ("mir",),
-    ("less_forget",),
-    ("agem",),
-    ("icarl",),
-    ("gdumb",),
-)
 MOST_NAMES = 20  # more classes or tasks than this are not written out
 MOST_NAMED_TASKS = 9  # above the axes; each takes at least this part of the width
 LONGEST = 24  # letters of a name
@@ -116,38 +97,28 @@ def choose_style(number: int) -> dict:
     return {"color": COLOURS[number % len(COLOURS)], "marker": marker}
 
 
-def find_method(name: str) -> int | None:
-    """Find the index in `METHODS` of the last method that a name mentions, or None.
-
-    Examples:
-      >>> from jaxcl.evals import plots
-      >>> [METHODS[find_method(x)][0] for x in ("ER-ACE", "pnr_finetune")]
-      ['er_ace', 'finetune']
-    """
-    words = "_".join(["", *re.findall(r"[a-z0-9]+", name.lower()), ""])
-    ends = [
-        (words.rindex(f"_{known}_") + len(known), len(known), place)
-        for place, names in enumerate(METHODS)
-        for known in names
-        if f"_{known}_" in words
-    ]
-    return max(ends)[2] if ends else None
-
-
 def number_styles(names: Sequence[str]) -> dict[str, int]:
     """Number the style of each name, see `choose_style`; no number comes twice.
 
-    The first name of each known method gets the method's own number. Other names take
-    the free numbers in order.
+    The letters of a name choose its number, so that a method looks alike in most
+    pictures. If another name of the picture has the number, the next free one serves.
+
+    Examples:
+      >>> from jaxcl import plots
+      >>> plots.number_styles(["ER-ACE"])["ER-ACE"]
+      1
+      >>> plots.number_styles(["er_ace"])["er_ace"]
+      1
     """
-    known = {}
+    numbers: dict[str, int] = {}
     for name in names:
-        place = find_method(name)
-        if place is not None:
-            known.setdefault(place, name)
-    known = {name: place for place, name in known.items()}
-    free = (n for n in itertools.count() if n not in known.values())
-    return {name: known[name] if name in known else next(free) for name in names}
+        letters = "".join(re.findall(r"[a-z0-9]", name.lower()))
+        first = zlib.crc32(letters.encode()) % len(COLOURS)
+        turn = [*range(first, len(COLOURS)), *range(first)]
+        taken, others = {*numbers.values()}, itertools.count(len(COLOURS))
+        free = (n for n in itertools.chain(turn, others) if n not in taken)
+        numbers[name] = next(free)
+    return numbers
 
 
 def shade_tasks(axes, task_ends) -> None:
@@ -254,7 +225,7 @@ def life(points: dict[int, LifePoint], path, *, title="") -> None:
 
     Args:
       points: number of the update -> what was measured.
-      path: of the picture.
+      path: path of the picture.
       title: above it.
     """
     figure = make_figure(7.0, 3.4)
@@ -473,17 +444,6 @@ def neighbours(queries, nearest, similarities, path, *, title) -> None:
 # Methods side by side, over tasks
 
 
-_CALLED = {
-    "cassle": "CaSSLe",
-    "der": "DER",
-    "er": "ER",
-    "er_ace": "ER-ACE",
-    "finetune": "fine-tuning",
-    "joint": "all at once",
-    "pnr": "PNR",
-}
-
-
 @_in_default_style
 def comparison(named_curves, path, *, title, ylabel="average accuracy (%)") -> None:
     """Draw the average accuracy after each task, of several methods.
@@ -588,7 +548,7 @@ def _label_ends(axes, drawn, low) -> None:
     height = -np.inf
     for method in sorted(drawn, key=lambda method: (method.means[-1], method.name)):
         height = max(method.means[-1], height + apart)
-        name = _CALLED.get(method.name, shorten_name(method.name))
+        name = shorten_name(method.name)
         axes.annotate(
             f"{name}  {method.means[-1]:.0f} %",
             (1.0, height),
@@ -716,11 +676,11 @@ def overview(results, rows, path=None):
     if path is not None:
         save_figure(figure, path)
     # Jupyter knows figures by itself only once pyplot was imported.
-    figure._repr_png_ = lambda: _png_bytes(figure)
+    figure._repr_png_ = lambda: to_png(figure)
     return figure
 
 
-def _png_bytes(figure) -> bytes:
+def to_png(figure) -> bytes:
     """Write a figure as the bytes of a PNG file."""
     data = io.BytesIO()
     figure.savefig(data, format="png", dpi=80, bbox_inches="tight")
@@ -749,7 +709,7 @@ def curves(rows, path, *, keys=("loss", "lr")) -> None:
     """Draw training curves against the step, tasks divided by dotted lines.
 
     Args:
-      rows: rows of metrics.jsonl, see `rows.read_rows`.
+      rows: rows of metrics.jsonl, see `log_file.read_rows`.
       keys: metrics to draw, one panel each; rows without a metric are passed over.
     """
     figure = make_figure(8, 2.6 * len(keys))

@@ -12,16 +12,16 @@ from typing import NamedTuple
 import numpy as np
 from etils import epath
 
-from jaxcl.data import files, identity, listing, storage
+from jaxcl.data import identity, image_files, listing, storage
 from jaxcl.errors import Refused
-from jaxcl.run import transfer
-from jaxcl.update import gate, lineage
+from jaxcl.run import transfer, updates
+from jaxcl.update import gate
 
 FOLDER = "references"
 FEWEST = 50  # images that decide, or that choose
 
 
-class Judge(NamedTuple):
+class LabelledImages(NamedTuple):
     """The labelled images of --test, and how they are evaluated."""
 
     names: np.ndarray  # S[N], of the evaluation rows
@@ -34,7 +34,7 @@ class Reference(NamedTuple):
     """The answers of the reference encoder."""
 
     run: str  # directory, which may be gone
-    judge: Judge
+    images: LabelledImages
     right: dict[str, np.ndarray]  # matrix -> bool[N]
 
 
@@ -42,10 +42,10 @@ class Comparison(NamedTuple):
     """A plan of how an update is compared with the reference."""
 
     number: int  # of the update
-    judge: Judge
+    images: LabelledImages
     reference: Reference | None  # None: `run` answers
     run: str  # directory of the reference
-    rows: np.ndarray  # i64[n], rows of the judge that decide
+    rows: np.ndarray  # i64[n], rows of `images` that decide
     at: np.ndarray | None  # i64[n], the same images in `reference`; None: all rows
     choosing: np.ndarray  # bool[N], rows that choose among candidates, and only that
     share: gate.Share
@@ -54,23 +54,25 @@ class Comparison(NamedTuple):
     remarks: tuple[str, ...]  # sentences for the user
 
 
-def describe_judge(known: identity.Identity, evaluators: dict) -> Judge:
+def describe_images(data: identity.Identity, evaluators: dict) -> LabelledImages:
     """Describe the labelled images of a set.
 
     Args:
-      known: of the set; its test rows are evaluated.
+      data: identity of the set; its test rows are evaluated.
       evaluators: section of the config.
     """
-    classes = np.append(known.class_names, b"")[known.label]
-    test, others = known.rows("test"), known.rows("train")
-    learnt = sorted(zip(known.marks[others].tolist(), classes[others], strict=True))
+    classes = np.append(data.class_names, b"")[data.label]
+    test, others = data.rows("test"), data.rows("train")
+    learnt = sorted(zip(data.marks[others].tolist(), classes[others], strict=True))
     text = json.dumps(evaluators, sort_keys=True, default=str) + repr(learnt)
     protocol = hashlib.sha256(text.encode()).hexdigest()
-    return Judge(known.names[test], known.marks[test], classes[test], protocol)
+    return LabelledImages(data.names[test], data.marks[test], classes[test], protocol)
 
 
-def match_images(first: Judge, second: Judge) -> tuple[np.ndarray, np.ndarray]:
-    """Find the images that two judges have in common, i64[n] rows of each.
+def match_images(
+    first: LabelledImages, second: LabelledImages
+) -> tuple[np.ndarray, np.ndarray]:
+    """Find the images that two sets have in common, i64[n] rows of each.
 
     An image is the same if its bytes and its class are. Repeated images are matched in
     order.
@@ -86,14 +88,14 @@ def match_images(first: Judge, second: Judge) -> tuple[np.ndarray, np.ndarray]:
     return np.array(rows, int), np.array(at, int)
 
 
-def _list_keys(judge):
+def _list_keys(images):
     """List what identifies each image; an unreadable one has its name."""
-    columns = (judge.names, judge.marks, judge.classes)
+    columns = (images.names, images.marks, images.classes)
     for name, mark, kind in zip(*(x.tolist() for x in columns), strict=True):
         yield (mark or name, kind)
 
 
-def find_choosing(judge: Judge) -> np.ndarray:
+def find_choosing(images: LabelledImages) -> np.ndarray:
     """Mark a third of the images, which choose among candidates, bool[N].
 
     The bytes of an image decide, so it stays in its part in every update.
@@ -101,7 +103,7 @@ def find_choosing(judge: Judge) -> np.ndarray:
     return np.array(
         [
             hashlib.blake2b(repr(key).encode()).digest()[0] % 3 == 0
-            for key in _list_keys(judge)
+            for key in _list_keys(images)
         ],
         bool,
     )
@@ -109,7 +111,7 @@ def find_choosing(judge: Judge) -> np.ndarray:
 
 def find_file(run: str) -> epath.Path | None:
     """Find the file of the present reference; None without one."""
-    folder = epath.Path(run) / lineage.UPDATES / FOLDER
+    folder = epath.Path(run) / updates.UPDATES / FOLDER
     entries = folder.iterdir() if folder.exists() else ()
     numbered = [path for path in entries if path.name.removesuffix(".npz").isdigit()]
     return max(numbered, key=lambda path: int(path.name[:-4]), default=None)
@@ -122,33 +124,33 @@ def read_reference(path: epath.PathLike) -> Reference:
       Refused: the file is damaged.
     """
     try:
-        arrays = files.read_npz(str(path))
+        arrays = image_files.read_npz(str(path))
         about = json.loads(str(arrays.pop("about")))
         names, marks, classes = (arrays[x] for x in ("names", "marks", "classes"))
-        judge = Judge(names, marks, classes, about["protocol"])
+        images = LabelledImages(names, marks, classes, about["protocol"])
         right = dict(zip(about["matrices"], arrays["right"], strict=True))
     except (ValueError, KeyError, TypeError) as error:
         raise Refused(
             f"{path} is damaged: {error}; remove it, and name a reference: --reference="
         ) from error
-    return Reference(about["run"], judge, right)
+    return Reference(about["run"], images, right)
 
 
 def write_reference(run: str, number: int, reference: Reference) -> str:
     """Write the answers of a reference, unless its file is there; return the path."""
-    path = epath.Path(run) / lineage.UPDATES / FOLDER / f"{number:04d}.npz"
+    path = epath.Path(run) / updates.UPDATES / FOLDER / f"{number:04d}.npz"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        judge, names = reference.judge, list(reference.right)
-        about = {"run": reference.run, "matrices": names, "protocol": judge.protocol}
+        images, names = reference.images, list(reference.right)
+        about = {"run": reference.run, "matrices": names, "protocol": images.protocol}
         right = [reference.right[name] for name in names]
         with storage.replacing(path) as file:
             np.savez_compressed(
                 file,
-                names=judge.names,
-                marks=judge.marks,
-                classes=judge.classes,
-                right=np.array(right, bool).reshape(len(names), len(judge.marks)),
+                names=images.names,
+                marks=images.marks,
+                classes=images.classes,
+                right=np.array(right, bool).reshape(len(names), len(images.marks)),
                 about=np.array(json.dumps(about)),
             )
     return str(path)
@@ -159,7 +161,7 @@ def read_answers(folder: epath.PathLike) -> dict[str, np.ndarray]:
     path = epath.Path(folder) / transfer.ANSWERS
     if not path.exists():
         return {}
-    return files.read_npz(str(path))
+    return image_files.read_npz(str(path))
 
 
 def is_there(run: str) -> bool:
@@ -172,9 +174,9 @@ def is_there(run: str) -> bool:
 
 
 def _has_weights(run) -> bool:
-    from jaxcl.run import folder
+    from jaxcl.run import encoder_folder
 
-    return folder.is_one(run) or bool(transfer.find_checkpoints(run).numbers)
+    return encoder_folder.exists_at(run) or bool(transfer.find_checkpoints(run).numbers)
 
 
 def list_past(run: str, before: epath.PathLike) -> list[dict]:
@@ -185,8 +187,8 @@ def list_past(run: str, before: epath.PathLike) -> list[dict]:
       before: directory of the next update; later ones do not count.
     """
     number = int(epath.Path(before).name)
-    earlier = [path for path in lineage.list_updates(run) if int(path.name) < number]
-    reports = (lineage.read_report(path) or {} for path in earlier)
+    earlier = [path for path in updates.list_updates(run) if int(path.name) < number]
+    reports = (updates.read_report(path) or {} for path in earlier)
     return [report["gate"] for report in reports if "gate" in report]
 
 
@@ -194,7 +196,7 @@ def plan_comparison(
     run: str,
     workdir: epath.PathLike,
     parent: str,
-    judge: Judge,
+    images: LabelledImages,
     *,
     budget: float,
     on_trust: bool,
@@ -207,7 +209,7 @@ def plan_comparison(
       run: directory of the run.
       workdir: directory of the update.
       parent: directory that the update continues.
-      judge: the labelled images.
+      images: the labelled images.
       budget: error over all updates.
       on_trust: whether an undecided update may be accepted.
       chooses: whether a part of the images chooses among candidates.
@@ -221,34 +223,34 @@ def plan_comparison(
     if path is not None and int(path.name[:-4]) >= int(epath.Path(workdir).name):
         path = None  # of the update that is repeated here
     reference = None if path is None else read_reference(path)
-    rows, at = np.arange(len(judge.marks)), None
+    rows, at = np.arange(len(images.marks)), None
     if reference is None:
         where = named or parent
-        if not named and lineage.list_updates(run) and parent != str(run) and not past:
+        if not named and updates.list_updates(run) and parent != str(run) and not past:
             remarks.append(
                 f"This chain has no reference yet: it is the parent, {parent}."
             )
     else:
         where = reference.run
-        reference, rows, at, said = _match_reference(reference, judge)
-        remarks += said
-    choosing = np.zeros(len(judge.marks), bool)
+        reference, rows, at, changes = _match_reference(reference, images)
+        remarks += changes
+    choosing = np.zeros(len(images.marks), bool)
     if chooses or any(one.get("choosing") for one in past):
-        choosing = find_choosing(judge)
+        choosing = find_choosing(images)
         keep = ~choosing[rows]
         rows, at = rows[keep], None if at is None else at[keep]
-        said = f"{choosing.sum():,} labelled images choose, {len(rows):,} others judge."
+        text = f"{choosing.sum():,} labelled images choose, {len(rows):,} others judge."
         if chooses and min(choosing.sum(), len(rows)) < FEWEST:
             raise Refused(
-                f"config.average='auto': {said[:-1]}; must be {FEWEST} of each. Give "
+                f"config.average='auto': {text[:-1]}; must be {FEWEST} of each. Give "
                 "--select=IMAGES, others that choose, or a number as --average"
             )
-        remarks.append(said)
+        remarks.append(text)
     if len(rows) == 0:
-        raise Refused(f"config.test: no image is left to judge; see {lineage.UPDATES}")
+        raise Refused(f"config.test: no image is left to judge; see {updates.UPDATES}")
     marks = [_judged_before(run, one) for one in past]
     used = np.concatenate(marks) if marks else np.zeros(0, np.uint64)
-    renewed = bool(past) and not np.isin(judge.marks, used[used > 0]).any()
+    renewed = bool(past) and not np.isin(images.marks, used[used > 0]).any()
     spent = [
         gate.PastUpdate(one["outcome"], one["on_trust"], one["renewed"]) for one in past
     ]
@@ -258,7 +260,7 @@ def plan_comparison(
     number = int(epath.Path(workdir).name)
     return Comparison(
         number,
-        judge,
+        images,
         reference,
         where,
         rows,
@@ -271,55 +273,55 @@ def plan_comparison(
     )
 
 
-def _match_reference(reference, judge):
+def _match_reference(reference, images):
     """Find the images that the reference answered; None where it has to answer again.
 
     Returns:
-      The reference or None, rows of the judge, the same images in the reference, and
-      remarks.
+      The reference or None, rows of the labelled images, the same images in the
+      reference, and remarks.
     """
-    every = np.arange(len(judge.marks))
-    if reference.judge.protocol != judge.protocol:
+    every = np.arange(len(images.marks))
+    if reference.images.protocol != images.protocol:
         what = "the evaluators, or the images that they learn from, have changed since"
         if not is_there(reference.run):
             raise Refused(
                 f"config.test: {what} the reference {reference.run} answered, and that "
                 "encoder is gone; --reference=RUN names another, such as the parent"
             )
-        said = f"The reference {reference.run} answers again: {what}."
-        return None, every, None, [said]
-    rows, at = match_images(judge, reference.judge)
-    if len(rows) == len(judge.marks) == len(reference.judge.marks):
+        remark = f"The reference {reference.run} answers again: {what}."
+        return None, every, None, [remark]
+    rows, at = match_images(images, reference.images)
+    if len(rows) == len(images.marks) == len(reference.images.marks):
         return reference, rows, at, []
     new = np.setdiff1d(every, rows)
-    gone = np.setdiff1d(np.arange(len(reference.judge.marks)), at)
-    said = [
+    gone = np.setdiff1d(np.arange(len(reference.images.marks)), at)
+    changes = [
         f"{listing.say_names([x.decode(errors='replace') for x in names[which]])} {how}"
         for names, which, how in (
-            (judge.names, new, "new"),
-            (reference.judge.names, gone, "gone"),
+            (images.names, new, "new"),
+            (reference.images.names, gone, "gone"),
         )
         if len(which)
     ]
-    said = f"the labelled images have changed since the reference: {'; '.join(said)}"
+    text = f"the labelled images have changed since the reference: {'; '.join(changes)}"
     if len(rows) < FEWEST:
         raise Refused(
-            f"config.test: {said}; {len(rows)} are in common, must be {FEWEST}. "
+            f"config.test: {text}; {len(rows)} are in common, must be {FEWEST}. "
             f"--reference={reference.run} lets that encoder answer the new ones; "
             "another may be named, such as the parent"
         )
-    remark = f"{said[0].upper()}{said[1:]}. The {len(rows):,} in common decide."
+    remark = f"{text[0].upper()}{text[1:]}. The {len(rows):,} in common decide."
     return reference, rows, at, [remark]
 
 
 def _judged_before(run, past) -> np.ndarray:
     """Return the digests of the images that judged an earlier update."""
-    path = epath.Path(run) / lineage.UPDATES / past["judge"]
+    path = epath.Path(run) / updates.UPDATES / past["judge"]
     try:
-        known = identity.read_identity(path)
+        data = identity.read_identity(path)
     except (Refused, OSError):
-        known = None
-    return np.zeros(0, np.uint64) if known is None else known.marks[known.rows("test")]
+        data = None
+    return np.zeros(0, np.uint64) if data is None else data.marks[data.rows("test")]
 
 
 def compare_answers(
@@ -333,7 +335,7 @@ def compare_answers(
     """Compare the answers of an update with those of its parent and the reference.
 
     Args:
-      plan: of the comparison.
+      plan: plan of the comparison.
       before, after: matrix -> bool[N], answers of the parent and of the new encoder.
       reference: the same of the reference, on its own rows where `plan.at` says so.
       limit: most that may be lost against the reference; None: no limit.

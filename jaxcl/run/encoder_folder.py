@@ -26,8 +26,8 @@ CARD = "card.json"
 _NEEDED = ("encoder", "num_features", "input", "files", "checksum")
 
 
-def is_one(path: Any) -> bool:
-    """Tell whether a folder is an encoder's: it has a card, unlike a run directory."""
+def exists_at(path: Any) -> bool:
+    """Tell whether an encoder's folder lies at a path: a run directory has no card."""
     return path is not None and (epath.Path(str(path)) / CARD).exists()
 
 
@@ -136,8 +136,8 @@ def fill_trees(
 
 def section(card: dict) -> tuple[dict, str]:
     """Return config.encoder of a card, and its precision."""
-    found = dict(card["encoder"])
-    return found, found.pop("precision", "float32")
+    encoder = dict(card["encoder"])
+    return encoder, encoder.pop("precision", "float32")
 
 
 def as_config(folder: str) -> dict:
