@@ -578,9 +578,8 @@ def add_options(parser) -> None:
         if word == "upgrade":
             one.add_argument("--source", help="name of the encoder of the vectors")
         if word == "refresh":
-            where = one.add_mutually_exclusive_group(required=True)
-            where.add_argument("--images", help="path of the images")
-            where.add_argument("--embedded", help="their vectors by the new encoder")
+            one.add_argument("--images", help="path of the images")
+            one.add_argument("--embedded", help="in place of images, new vectors")
             one.add_argument("--embedded-ids", help="text file with their ids")
             one.add_argument("--plan", help="file of jaxcl index plan")
             one.add_argument("--first", default="10%", help="how many: 500, or 10%%")
@@ -592,6 +591,8 @@ def add_options(parser) -> None:
 
 def _make_refresh(options) -> Work:
     """Return the work of `jaxcl index refresh`."""
+    if (options.embedded is None) == (options.images is None):
+        raise Refused("--images: must be given, or --embedded in its place")
     if options.embedded is not None:
         return replace_file(
             options.run,
