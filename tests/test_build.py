@@ -389,9 +389,11 @@ def test_unwritable_run_directory(tmp_path):
 
 
 def test_an_encoder_to_start_from_takes_images_of_as_many_channels(monkeypatch):
-    monkeypatch.setattr(checks.folder, "is_one", lambda path: path == "encoder")
+    monkeypatch.setattr(
+        checks.encoder_folder, "exists_at", lambda path: path == "encoder"
+    )
     card = {"input": {"channels": 3}}
-    monkeypatch.setattr(checks.folder, "read_card", lambda path: card)
+    monkeypatch.setattr(folder, "read_card", lambda path: card)
     label = np.zeros(2, np.int32)
     images = {n: np.zeros((2, 4, 4, n), np.uint8) for n in (1, 3)}
     grey, colour = (stream.Examples(label, label, images[n]) for n in (1, 3))

@@ -140,8 +140,9 @@ def few_rows(
     if section["name"] == from_folders.image_folder.__name__:
         section |= {"classes": classes, "folders": folders}
     data = _read_source("config.data", section)
-    kept = range(min(most_classes, len(data.class_names)))
-    data = splits.of_classes(data, kept or None, None, seed=0)
+    if data.class_names:
+        few = range(min(most_classes, len(data.class_names)))
+        data = splits.of_classes(data, few, None, seed=0)
 
     def take_first(examples):
         groups = [np.flatnonzero(examples.label == x) for x in {*examples.label}]
