@@ -389,9 +389,8 @@ def test_unwritable_run_directory(tmp_path):
 
 
 def test_an_encoder_to_start_from_takes_images_of_as_many_channels(monkeypatch):
-    monkeypatch.setattr(
-        checks.encoder_folder, "exists_at", lambda path: path == "encoder"
-    )
+    folder = checks.encoder_folder
+    monkeypatch.setattr(folder, "exists_at", lambda path: path == "encoder")
     card = {"input": {"channels": 3}}
     monkeypatch.setattr(folder, "read_card", lambda path: card)
     label = np.zeros(2, np.int32)
