@@ -9,11 +9,7 @@ command or config is wrong, 70 a bug of jaxcl, 75 stopped by a signal and saved.
 import argparse
 import sys
 
-import jax
-
-from jaxcl import cli, sharding
-from jaxcl.config import build, command, files
-from jaxcl.run import finish
+from jaxcl import cli
 
 
 def add_options(parser: cli.Parser) -> None:
@@ -42,6 +38,12 @@ exit codes: 0 finished, 1 failed, 2 wrong command or config, 75 stopped and save
 
 def main(options: argparse.Namespace) -> int:
     """Build the job, run it, and leave results and plots."""
+    import jax  # seconds, which --help can do without
+
+    from jaxcl import sharding
+    from jaxcl.config import build, command, files
+    from jaxcl.run import finish
+
     config = files.read_config(options.config)
     sharding.initialize(options.coordinator, options.processes, options.process)
 

@@ -48,9 +48,11 @@ def test_help_names_every_word_and_a_wrong_one_the_nearest(capsys):
     assert capsys.readouterr().out.split()[:2] == ["jaxcl", jaxcl.__version__]
 
 
-def test_help_imports_nothing_that_takes_time():
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"]])
+def test_help_imports_nothing_that_takes_time(words):
     code = (
-        "import sys; from jaxcl import cli; cli.main(['--help']);"
+        "import sys, contextlib; from jaxcl import cli\n"
+        f"with contextlib.suppress(SystemExit): cli.main({words})\n"
         "print(*({'jax', 'numpy', 'absl', 'ml_collections'} & {*sys.modules}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

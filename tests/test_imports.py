@@ -142,7 +142,10 @@ def test_what_is_wrong_with_an_input_is_refused_by_its_own_type():
 @pytest.mark.parametrize(
     "module, late",
     [
-        ("jaxcl.main", {"matplotlib", "tensorflow_datasets", "sklearn", "scipy.stats"}),
+        (
+            "jaxcl.config.build, jaxcl.config.command, jaxcl.run.finish",
+            {"matplotlib", "tensorflow_datasets", "sklearn", "scipy.stats"},
+        ),
         ("jaxcl.api.fit", {"matplotlib", "jinja2", "scipy.special", "jaxcl.report"}),
         ("jaxcl.api.list", {"jax", "orbax"}),
     ],
