@@ -92,3 +92,11 @@ def test_it_comes_before_the_training(count, tmp_path, monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert "mocov2plus" in lines[0] and str(tmp_path) in lines[0]
     assert lines[3 : 3 + count] == ["trains"] * count
+
+
+def test_the_tables_of_an_update_are_named_by_their_network():
+    matrices = {"knn/all": np.array([[0.5, np.nan], [0.25, 0.75]])}
+    head, row = result_file.latest_table(matrices, 1).splitlines()
+    assert head.split()[:3] == ["after", "task", "2"]
+    assert [float(x) for x in row.split()[1:]] == [25, 75, 50]
+    assert result_file.latest_table(matrices, 0, title="before").startswith("before")

@@ -37,7 +37,11 @@ def jsonable(value: Any) -> Any:
 
 
 def latest_table(
-    matrices: Mapping[str, np.ndarray], task: int, *, columns: int = 12
+    matrices: Mapping[str, np.ndarray],
+    task: int,
+    *,
+    title: str = "",
+    columns: int = 12,
 ) -> str:
     """Write the accuracies after a task as a text table, a line for each matrix.
 
@@ -45,9 +49,11 @@ def latest_table(
       matrices: name -> f[T, T] in [0, 1], nan where not measured.
       task: number of the task, from 0; the columns are the tasks so far, in percent,
         and their average.
+      title: name of the network that was evaluated; "": it is that after the task.
       columns: most tasks to show; with more, the middle ones are left out.
     """
-    head, size, half = f"after task {task + 1} (%)", task + 1, columns // 2
+    head, size, half = f"after task {task + 1}", task + 1, columns // 2
+    head = f"{title or head} (%)"
     cut = size > columns
     shown = [*range(half), *range(size - half, size)] if cut else [*range(size)]
     width = max(len(head), 14, *(len(name) + 2 for name in matrices))

@@ -341,5 +341,7 @@ def run_transfer(
         seconds = time.monotonic() - began
         results = result_file.add_task(results, 0, rows, scalars, seconds)
         if matrices := {name: result_file.matrix(results, name) for name in rows}:
-            recorder.print_text(result_file.latest_table(matrices, 0))
+            # As "before" and "after", the folders of an update
+            title = epath.Path(workdir).name
+            recorder.print_text(result_file.latest_table(matrices, 0, title=title))
     return results | {"checkpoint": work.source}
