@@ -1,34 +1,39 @@
-"""A stored index after an update: the ways to go on with it, in one table.
+"""A stored index after an update: the ways to go on with it, as tables and a picture.
 
-  python benchmarks/old_index.py --streams outline digits --seeds 0 1 2 3 4
-  python benchmarks/old_index.py --streams cifar --cifar=cifar10.npz
-  python benchmarks/old_index.py --streams outline --rows finetune l2_sp cassle
+  python benchmarks/old_index.py --streams outline busy night digits cifar \
+      --cifar=cifar10.npz --seeds 0 1 2 3 4 --page=docs/index_upgrade.md \\
+      --picture=docs/images/index_upgrade.png
+  python benchmarks/old_index.py --streams outline --network=vit --seeds 0 1 2 \
+      --rows finetune l2_sp:0.1 l2_sp:1 cassle lora:4
 
 A small network learns some images by SimCLR; an update teaches it others. The index
 holds images of both kinds, embedded before. Streams:
 
-- outline, busy, night: silhouettes that are filled, then of that kind; a network of
-  three convolutions. The others have a Vision Transformer.
+- outline, busy, night: silhouettes that are filled, then of that kind, 1,000 each.
 - digits: digits as they are and inverted, then a quarter turned.
-- cifar: five classes of CIFAR-10, then the other five, 300 images of each; the file has
-  train_x, train_y, test_x and test_y.
+- cifar: five classes of CIFAR-10, then the other five, 300 images of each, at 16
+  pixels; the file has train_x, train_y, test_x and test_y.
 
 A quarter of the train images are the pairs that fit a map, the others are the index,
-the test images are the queries. It prints the share of the ten nearest that have the
+the test images are the queries. Tables have the share of the ten nearest that have the
 query's class, and the share of the neighbours that an index embedded again would give,
-in percent. `--rows` compares ways to train the update, see keep_old.py. The same
-command resumes; embeddings stay in --out. `--picture=FILE` draws the shares.
+in percent. --page and --picture write them.
+
+Each row updates in another way. `run` continues the run with its heads. The others
+begin with the encoder alone, by a strategy: `l2_sp:0.1` sets its weight, `pnr:3e-4` and
+`finetune:3e-4` the learning rate, `lora:8` the rank, which needs `--network=vit`. The
+same command resumes; all files are in --out.
 """
 
 import argparse
+import json
+import os
 import pathlib
 import shutil
-from types import SimpleNamespace
 
-import keep_old
 import numpy as np
 
-from jaxcl.config import build, files
+from jaxcl.config import build, own_images
 from jaxcl.data import sources
 from jaxcl.index import drift, maps, order
 from jaxcl.run import encoder_folder, finish, updates
@@ -38,7 +43,24 @@ from jaxcl.weights import encoder, export
 K = 10
 KINDS = ("outline", "busy", "night")
 STREAMS = (*KINDS, "digits", "cifar")
-SHARES = (0.05, 0.1, 0.25, 0.5, 0.75)
+# Ways to go on
+OLD, LEFT = "old encoder, old index", "new queries, old index"
+BACK, FORWARD = "new queries mapped back, old index", "vectors mapped forward"
+AGAIN = "all embedded again"
+SHARES = (0.05, 0.1, 0.25, 0.5)
+NETWORKS = ("conv_net", "vit")
+QUIET = {"progress": False, "plots": False, "tensorboard": False}
+AUGMENT = {
+    "shapes": {"scale": (0.7, 1.0), "grayscale": 1.0},
+    "digits": {"scale": (0.7, 1.0), "flip": 0.0},
+    "cifar": {},
+}
+# Strategy -> the option that the number behind its name sets.
+NUMBERS = {
+    "finetune": ("optimizer", "lr"), "pnr": ("optimizer", "lr"),
+    "l2_sp": ("method", "alpha"), "lwf_features": ("method", "weight"),
+    "cassle": ("method", "weight"), "lora": ("tuning", "lora_rank"),
+}  # fmt: skip
 
 
 def read_stream(args, name) -> tuple[np.ndarray, ...]:
@@ -52,10 +74,10 @@ def read_stream(args, name) -> tuple[np.ndarray, ...]:
         return x, y, y >= 5, test, label
     if name == "digits":
         looks = ("plain", "inverted", "rotated")
-        data = sources.load("digits_in_looks", size=16, channels=3, looks=looks)
+        data = sources.load("digits_in_looks", size=8, looks=looks)
         first_new = 2
     else:
-        data = sources.load("shapes", domains=("plain", name), size=16)
+        data = sources.load("shapes", domains=("plain", name), size=24)
         first_new = 1
     train, test = data.train, data.test
     is_new = train.domain >= first_new
@@ -63,32 +85,38 @@ def read_stream(args, name) -> tuple[np.ndarray, ...]:
 
 
 def _first(images, label, count):
+    """Return the first images of each class, at half of their size."""
     rows = np.concatenate([np.flatnonzero(label == c)[:count] for c in range(10)])
-    return images[rows], label[rows]
+    pairs = images[rows].reshape(len(rows), 16, 2, 16, 2, 3)
+    return pairs.mean(axis=(2, 4)).astype(np.uint8), label[rows]
+
+
+def find_place(args, stream, row, seed) -> pathlib.Path:
+    """Return the folder of an update."""
+    return pathlib.Path(args.out, args.network, stream, row, f"seed_{seed}")
 
 
 def embed_both(args, stream, row, seed) -> dict[str, np.ndarray]:
     """Embed all images before and after an update; train what is not there yet."""
-    place = pathlib.Path(args.out, stream, row, f"seed_{seed}")
+    place = find_place(args, stream, row, seed)
     saved = place / "embeddings.npz"
     if not saved.exists():
         x, y, is_new, test, label = read_stream(args, stream)
         place.mkdir(parents=True, exist_ok=True)
         np.savez(place / "new.npz", train_x=x[is_new])
         first = pretrain(args, stream, x[~is_new], seed)
-        if not (place / "encoder").exists():
-            shutil.copytree(first, place / "encoder")
-        asked = SimpleNamespace(epochs=args.epochs)
-        config = keep_old.make_update(asked, row, seed, 0) | {"rows": 40}
-        if stream in KINDS:
-            config["train"] |= {"tuning": None, "batch_size": 32}
+        copy = place / "copy"
+        if not copy.exists():
+            source = first / ("run" if row == "run" else "encoder")
+            shutil.copytree(source, place / "part", dirs_exist_ok=True)
+            os.replace(place / "part", copy)
         section = {"name": "npz", "path": str(place / "new.npz")}
-        work = plan.make_plan(str(place / "encoder"), section, config)
+        work = plan.make_plan(str(copy), section, make_update(args, stream, row, seed))
         if updates.read_report(work.workdir) is None:
             command.carry_out(work)
-        export.export(str(place / "encoder"), str(place / "export"), force=True)
+        export.export(str(copy), str(place / "export"), force=True)
         rows = {"label": y, "test_label": label, "is_new": is_new}
-        for when, where in (("before", first), ("after", place / "export")):
+        for when, where in (("before", first / "encoder"), ("after", place / "export")):
             net = encoder.load_encoder(where)
             rows |= {when: net.embed(x), f"test_{when}": net.embed(test)}
         np.savez(saved, **rows)
@@ -96,31 +124,70 @@ def embed_both(args, stream, row, seed) -> dict[str, np.ndarray]:
         return dict(data)
 
 
+def make_update(args, stream, row, seed) -> dict:
+    """Make the config of an update by a row of the table."""
+    config = {"rows": 40, "limits": {"accuracy_drop": None}}
+    train: dict = {"epochs": args.epochs, **QUIET}
+    if row == "run":
+        return config | {"train": train}
+    name, _, number = row.partition(":")
+    strategy = "finetune" if name == "lora" else name
+    train |= {"seed": seed, "batch_size": find_batch(stream), "tuning": None}
+    train["optimizer"] = {"lr": 1e-3}
+    train["augment"] = AUGMENT[find_kind(stream)]
+    train["method"] = {"strategy": strategy, "hidden_dim": 128, "output_dim": 64}
+    if name in ("cassle", "pnr"):
+        train["method"]["distill_hidden_dim"] = 128
+    if name == "l2_sp":
+        train["optimizer"]["weight_decay"] = 0.0
+    if name == "lora":
+        train["tuning"] = {"lora_rank": 8, "lora_on": "all", "open_layers": 0}
+    if number:
+        section, option = NUMBERS[name]
+        value = int(number) if option == "lora_rank" else float(number)
+        train[section][option] = value
+    return config | {"train": train}
+
+
+def find_kind(stream) -> str:
+    """Return the kind of a stream's images."""
+    return "shapes" if stream in KINDS else stream
+
+
+def make_network(name, size) -> dict:
+    """Make config.encoder for images of `size` pixels."""
+    if name == "conv_net":
+        return {"name": name, "width": 16}
+    return {
+        "name": name, "width": 48, "layers": 2, "heads": 3, "hidden": 96,
+        "patch": size // 4, "image_size": size, "features": "mean",
+    }  # fmt: skip
+
+
+def find_batch(stream) -> int:
+    """Return the batch size of a stream."""
+    return 32 if stream in KINDS else 64
+
+
 def pretrain(args, stream, images, seed) -> pathlib.Path:
-    """Train an encoder on the old images; return its folder."""
-    kind = "shapes" if stream in KINDS else stream
-    place = pathlib.Path(args.out, f"old_{kind}", f"seed_{seed}")
+    """Train an encoder on the old images; return the folder of the run and of it."""
+    kind = find_kind(stream)
+    place = pathlib.Path(args.out, args.network, f"old_{kind}", f"seed_{seed}")
     if not (place / "encoder" / encoder_folder.CARD).exists():
         place.mkdir(parents=True, exist_ok=True)
         np.savez(place / "old.npz", train_x=images)
-        config = files.read_config(["--config=keep_fresh"])
-        config.update(seed=seed, epochs=2 * args.epochs, batch_size=keep_old.BATCH)
-        config.update(keep_old.QUIET)
-        config.data = {"name": "npz", "path": str(place / "old.npz")}
-        config.scenario.evaluation = "none"
-        config.augment.update(size=16, resize=16, flip=0.5 * (stream == "cifar"))
-        if kind == "shapes":  # of which the transformer learns nothing in this time
-            config.augment.update(scale=(0.7, 1.0), grayscale=1.0)
-            config.encoder = {"name": "conv_net", "width": 16}
-            config.batch_size = 32
-        else:
-            config.encoder.update(image_size=16, **keep_old.SIZES)
-        config.method.update(keep_old.HEADS)
-        config.schedule.update(warmup_epochs=0)
+        section = {"name": "npz", "path": str(place / "old.npz")}
+        network = make_network(args.network, images.shape[1])
+        config = own_images.config(section, encoder=network)
+        config.update(seed=seed, epochs=3 * args.epochs, **QUIET)
+        config.batch_size = find_batch(stream)
         config.evaluators = {}
+        if args.network == "vit":
+            config.update(scale_lr=False, optimizer={"lr": 1e-3})
+        config.augment.update(AUGMENT[kind])
         finish.run_job(build.build(config, place / "run"), place / "run")
         export.export(str(place / "run"), str(place / "encoder"), force=True)
-    return place / "encoder"
+    return place
 
 
 def measure(rows, seed) -> dict[str, tuple[float, float]]:
@@ -133,11 +200,9 @@ def measure(rows, seed) -> dict[str, tuple[float, float]]:
     forward = maps.fit_all(before[fit], after[fit], mapped="vectors", k=K)[0]
     old_index, fresh = drift.unit(before[index]), drift.unit(after[index])
     mapped = maps.map_features(forward.arrays, old_index)
-    searches = {"old encoder, old index": (asked, old_index)}
-    searches["new queries, old index"] = new, old_index
-    mapped_back = maps.map_features(back.arrays, new)
-    searches["new queries mapped back, old index"] = mapped_back, old_index
-    searches["vectors mapped forward"] = new, mapped
+    searches = {OLD: (asked, old_index), LEFT: (new, old_index)}
+    searches[BACK] = maps.map_features(back.arrays, new), old_index
+    searches[FORWARD] = new, mapped
     reference = order.make_reference(before[fit], after[fit], forward)
     worst = np.argsort(-order.predict_errors(old_index, reference), kind="stable")
     at_random = np.random.default_rng(seed).permutation(len(index))
@@ -146,12 +211,12 @@ def measure(rows, seed) -> dict[str, tuple[float, float]]:
             mixed, again = mapped.copy(), places[: round(share * len(index))]
             mixed[again] = fresh[again]
             searches[f"forward, {share:.0%} again, {how}"] = new, mixed
-    searches["all embedded again"] = new, fresh
+    searches[AGAIN] = new, fresh
     near = {
         way: np.asarray(drift.find_neighbours(*pair, K))
         for way, pair in searches.items()
     }
-    wanted, classes = near["all embedded again"], rows["test_label"][:, None]
+    wanted, classes = near[AGAIN], rows["test_label"][:, None]
     return {
         way: (
             100 * float((label[index][found] == classes).mean()),
@@ -161,20 +226,96 @@ def measure(rows, seed) -> dict[str, tuple[float, float]]:
     }
 
 
-def write_table(found) -> str:
-    """Write the means and standard errors over seeds: streams are columns."""
-    names = [*found]
-    lines = ["| | " + " | ".join(f"{x}: class | neighbours" for x in names) + " |"]
-    lines += ["|---|" + "---:|" * (2 * len(names))]
-    for way in next(iter(found.values()))[0]:
-        cells = []
-        for name in names:
-            values = np.array([one[way] for one in found[name]])
-            mean, count = values.mean(axis=0), len(values)
-            error = values.std(axis=0, ddof=1) / count**0.5 if count > 1 else 0 * mean
-            cells += [f"{m:.1f} ± {e:.1f}" for m, e in zip(mean, error, strict=True)]
-        lines.append(f"| {way} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+def measure_all(args) -> dict[str, list[dict]]:
+    """Return the shares of each stream and row, a dict for each seed; see `measure`."""
+    found: dict[str, list] = {}
+    for seed in args.seeds:
+        for stream in args.streams:
+            for row in args.rows:
+                saved = find_place(args, stream, row, seed) / "measured.json"
+                if not saved.exists() and not args.measured:
+                    one = measure(embed_both(args, stream, row, seed), seed)
+                    saved.write_text(json.dumps(one))
+                if saved.exists():
+                    name = stream if args.rows == ["run"] else row
+                    found.setdefault(name, []).append(json.loads(saved.read_text()))
+        if found and (seed == args.seeds[-1] or not args.measured):
+            write(args, found)
+    return found
+
+
+def write(args, found) -> None:
+    """Print the tables; write them to a page, and the picture, if asked."""
+    streams = args.rows == ["run"]
+    text = write_streams(found) if streams else write_rows(found)
+    print(f"\n{text}", flush=True)
+    if args.page:
+        page = pathlib.Path(args.page)
+        mark = "streams" if streams else f"rows of {args.network}"
+        begin, end = (f"<!-- {x}old_index.py: {mark} -->\n" for x in ("", "end of "))
+        before, _, rest = page.read_text().partition(begin)
+        after = rest.partition(end)[2]
+        page.write_text(f"{before}{begin}\n{text}\n\n{end}{after}")
+    if args.picture:
+        draw(found, args.picture)
+
+
+def count_seeds(found) -> dict[str, str]:
+    """Return name -> the name with its number of seeds."""
+    return {name: f"{name} ({len(seeds)})" for name, seeds in found.items()}
+
+
+def write_streams(found) -> str:
+    """Write means and standard errors over seeds; say on which streams a map helps."""
+    titles = ("of the query's class, %", "of the new neighbours, %")
+    heads, texts = count_seeds(found).values(), []
+    for number, title in enumerate(titles):
+        lines = [
+            f"| {' | '.join([title, *heads])} |",
+            "|---" + "|---:" * len(found) + "|",
+        ]
+        for way in next(iter(found.values()))[0]:
+            cells = [show([x[way][number] for x in seeds]) for seeds in found.values()]
+            lines.append(f"| {way} | {' | '.join(cells)} |")
+        texts.append("\n".join(lines))
+    return "\n\n".join([*texts, *(say_gain(*pair) for pair in found.items())])
+
+
+def say_gain(name, seeds) -> str:
+    """Say what a mapped index gains over the best index that needs no image."""
+    others = [OLD, LEFT, BACK]
+    best = max(others, key=lambda way: np.mean([x[way][0] for x in seeds]))
+    gains = [x[FORWARD][0] - x[best][0] for x in seeds]
+    again = [x[AGAIN][0] - x[best][0] for x in seeds]
+    worth = "helps" if np.mean(gains) > 0 else "**does not help**"
+    return (
+        f"- {name}: the map {worth}, {np.mean(gains):+.1f} points of class over "
+        f'"{best}" ({sum(x > 0 for x in gains)} of {len(gains)} seeds); all embedded '
+        f"again {np.mean(again):+.1f}."
+    )
+
+
+def write_rows(found) -> str:
+    """Write a line for each way to train: means and standard errors over seeds."""
+    columns = {
+        "class, all again": (AGAIN, 0), "class, mapped": (FORWARD, 0),
+        "neighbours, mapped": (FORWARD, 1), "neighbours, old index": (LEFT, 1),
+    }  # fmt: skip
+    lines = [f"| trained by (seeds) | {' | '.join(columns)} |"]
+    lines += ["|---" + "|---:" * len(columns) + "|"]
+    for name, title in count_seeds(found).items():
+        cells = [show([x[way][n] for x in found[name]]) for way, n in columns.values()]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    old = [x[OLD][0] for seeds in found.values() for x in seeds]
+    return "\n".join(lines) + f"\n\nOld encoder, old index: class {np.mean(old):.1f}."
+
+
+def show(values) -> str:
+    """Show the mean of some percents and, of several, its standard error."""
+    if len(values) == 1:
+        return f"{values[0]:.1f}"
+    error = np.std(values, ddof=1) / len(values) ** 0.5
+    return f"{np.mean(values):.1f} ± {error:.1f}"
 
 
 def draw(found, path) -> None:
@@ -189,7 +330,7 @@ def draw(found, path) -> None:
     )
     for panel, (name, seeds) in zip(panels[0], found.items(), strict=True):
         value = {way: np.mean([x[way][0] for x in seeds]) for way in seeds[0]}
-        first, last = value["vectors mapped forward"], value["all embedded again"]
+        first, last = value[FORWARD], value[AGAIN]
         for how in ("ordered", "random"):
             line = [value[f"forward, {share:.0%} again, {how}"] for share in SHARES]
             panel.plot(
@@ -199,11 +340,9 @@ def draw(found, path) -> None:
                 markersize=3,
                 label=f"mapped forward, then {how}",
             )
-        flat = {"old encoder, old index": "C2", "new queries, old index": "C3"}
-        flat["new queries mapped back, old index"] = "C4"
-        for way, colour in flat.items():
+        for way, colour in ((OLD, "C2"), (LEFT, "C3"), (BACK, "C4")):
             panel.axhline(value[way], color=colour, linestyle="--", label=way)
-        panel.set(title=name, xlabel="embedded again, %")
+        panel.set(title=f"{name}, {len(seeds)} seeds", xlabel="embedded again, %")
     panels[0, 0].set_ylabel("of the query's class, %")
     labels = panels[0, 0].get_legend_handles_labels()
     figure.legend(*labels, loc="outside lower center", ncols=2, frameon=False)
@@ -217,30 +356,21 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     made.add_argument("--streams", nargs="+", default=[*KINDS], choices=STREAMS)
-    made.add_argument("--rows", nargs="+", default=["finetune"], choices=keep_old.ROWS)
+    made.add_argument("--rows", nargs="+", default=["run"], help="run, or NAME:NUMBER")
     made.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
-    made.add_argument("--epochs", type=int, default=15, help="of an update")
+    made.add_argument("--network", default="conv_net", choices=NETWORKS)
+    made.add_argument("--epochs", type=int, default=10, help="of an update")
     made.add_argument("--cifar", help="file of CIFAR-10")
-    made.add_argument("--out", default="runs/old_index", help="folder of the runs")
+    made.add_argument("--out", default="runs/old_index", help="folder of all files")
+    made.add_argument("--measured", action="store_true", help="train nothing more")
+    made.add_argument("--page", help="page with marks, between which tables belong")
     made.add_argument("--picture", help="file of the picture")
     return made
 
 
 def main(argv=None) -> dict:
-    """Print the table; return its numbers."""
-    args = parser().parse_args(argv)
-    found: dict[str, list] = {}
-    for seed in args.seeds:
-        for stream in args.streams:
-            for row in args.rows:
-                name = f"{stream} {row}" if len(args.rows) > 1 else stream
-                one = measure(embed_both(args, stream, row, seed), seed)
-                found.setdefault(name, []).append(one)
-        print(f"\nseeds {args.seeds[: args.seeds.index(seed) + 1]}\n")
-        print(write_table(found), flush=True)
-    if args.picture:
-        draw(found, args.picture)
-    return found
+    """Print the tables after each seed; return their numbers."""
+    return measure_all(parser().parse_args(argv))
 
 
 if __name__ == "__main__":

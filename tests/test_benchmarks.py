@@ -32,6 +32,8 @@ RUNS = {
     "functions_of_a_step": "er_ace_cifar10",
     "experiments": "--tiny --rows replay_mnist --repeats=0",
     "growth": "--axes memory --points=1",
+    "old_index": "--streams digits --seeds 0 --epochs=1",
+    "index_speed": "--rows=3000 --width=8",
     "keep_old": "--stream=same --seeds 0 --epochs=1 --rows average",
     "gpu_quarter_hour": "--tiny --stages er_ace input",
 }
@@ -52,8 +54,12 @@ def numbers(found):
 @pytest.mark.parametrize("name", RUNS)
 def test_a_small_run_ends_with_finite_numbers(load, name, tmp_path, monkeypatch):
     words, script = RUNS[name].split(), load(name)
-    if name in ("gpu_quarter_hour", "keep_old"):
-        words.append(f"--out={tmp_path}")
+    if name in ("gpu_quarter_hour", "keep_old", "old_index", "index_speed"):
+        words.append(f"--out={tmp_path / 'out'}")
+    if name == "old_index":
+        page, picture = tmp_path / "page.md", tmp_path / "picture.png"
+        page.write_text("Old.")
+        words += [f"--page={page}", f"--picture={picture}"]
     if name == "keep_old":
         monkeypatch.setattr(script, "BATCH", 128)  # a multiple of the devices
     if name == "icl":  # twelve variants compile for minutes
@@ -62,6 +68,11 @@ def test_a_small_run_ends_with_finite_numbers(load, name, tmp_path, monkeypatch)
     told = script.main(words)
     found = numbers(told)
     assert found and np.isfinite(found).all()
+    if name == "old_index":
+        script.main([*words, "--measured"])  # writes the same again
+        shares = told["digits"][0]["vectors mapped forward"]
+        assert page.read_text().count(f"mapped forward | {shares[1]:.1f} |") == 1
+        assert page.read_text().startswith("Old.") and picture.stat().st_size > 9999
     assert "not_done" not in json.dumps(told)
 
 

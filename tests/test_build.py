@@ -371,6 +371,7 @@ def test_auto_is_what_the_devices_want_and_a_run_keeps_it(tmp_path):
         assert began("tpu", precision="auto") == "bfloat16"
         assert began("cpu", precision="auto") == "float32"
     assert began("tpu", precision="auto") == "bfloat16"
+    (tmp_path / "tpu" / log_file.FILE).write_text('{"step": 3, "task": 0}\n')
     with pytest.raises(ValueError, match="config.precision"):
         began("tpu", precision="float32")
 
@@ -388,9 +389,10 @@ def test_unwritable_run_directory(tmp_path):
 
 
 def test_an_encoder_to_start_from_takes_images_of_as_many_channels(monkeypatch):
-    monkeypatch.setattr(checks.folder, "is_one", lambda path: path == "encoder")
+    folder = checks.encoder_folder
+    monkeypatch.setattr(folder, "exists_at", lambda path: path == "encoder")
     card = {"input": {"channels": 3}}
-    monkeypatch.setattr(checks.folder, "read_card", lambda path: card)
+    monkeypatch.setattr(folder, "read_card", lambda path: card)
     label = np.zeros(2, np.int32)
     images = {n: np.zeros((2, 4, 4, n), np.uint8) for n in (1, 3)}
     grey, colour = (stream.Examples(label, label, images[n]) for n in (1, 3))

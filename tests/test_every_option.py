@@ -657,7 +657,7 @@ def of_evaluator(make, options):
     given["predict"] = lambda *x: jnp.tile(eval_toy.embed(*x), 2)[:, : eval_toy.CLASSES]
     parts = eval_toy.parts_of(**given)
     if "directory" in schema.option_of(make):
-        options.setdefault("directory", "nowhere")
+        options.setdefault("directory", tempfile.mkdtemp())
 
     def keep(figure, path):
         drawn = [x for axes in figure.axes for x in (*axes.images, *axes.collections)]
@@ -809,6 +809,7 @@ ALWAYS = {
     "source features": {"path": "ROOT/features.npz"},
     "source graphs": {"path": "ROOT/graphs.npz"},
     "source image_folder": {"path": "ROOT/folder"},
+    "source few_rows": {"path": "ROOT/folder", "per_class": 2, "most_classes": 3},
     "source image_lists": {
         "path": "ROOT/folder",
         "train": "all_train.txt",
@@ -887,6 +888,7 @@ BESIDE = {
     "example source": {"seed": {"validation": 0.5}},
     "source digits": {"interpolation": {"size": 12}},
     "source digits_in_looks": {"interpolation": {"size": 12}},
+    "source few_rows": {"size": {"path": None}},
     "source graphs": {"std": {"features": ("ldp",)}},
     "source image_lists": {
         "domains": {"train": "{domain}_train.txt", "test": "{domain}_test.txt"}

@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,9 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from etils import epath
+from PIL import Image
 from pyarrow import parquet as pq
 from safetensors import numpy as tensors
 
+import jaxcl
 from helpers import pages, twins
 from jaxcl import cli
 from jaxcl.api import index as command
@@ -212,23 +215,56 @@ def test_a_killed_upgrade_goes_on_where_it_stopped(
         command.upgrade_file(*words)(lambda: False)
 
 
-def test_a_full_disk_keeps_what_was_written(root, tmp_path, small_blocks):
-    words = [str(root / "run"), str(root / "old.npy"), str(tmp_path / "new.npy")]
-    work, limits = (
-        command.upgrade_file(*words),
-        resource.getrlimit(resource.RLIMIT_FSIZE),
-    )
-    resource.setrlimit(resource.RLIMIT_FSIZE, (9000, limits[1]))
+@pytest.mark.parametrize(("suffix", "most"), [(".npy", 9000), (".parquet", 46_000)])
+def test_a_full_disk_keeps_what_was_written(
+    root, tmp_path, small_blocks, capsys, suffix, most
+):
+    out = tmp_path / f"new{suffix}"
+    words = [f"--run={root / 'run'}", f"--vectors={root / 'old.npy'}", f"--out={out}"]
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
     try:
-        with pytest.raises(OSError, match="free there") as full:
-            work(lambda: False)
+        assert run("upgrade", *words) == 1
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert full.value.filename == f"{words[2]}.part"
-    with pytest.raises(train.Interrupted):
-        work(lambda: True)
+    text = capsys.readouterr().err
+    assert f"{out}.part" in text and "free there" in text and "continues" in text
+    written = pathlib.Path(f"{out}.part").stat().st_size
+    assert 0 < written <= most
+    work = command.upgrade_file(str(root / "run"), str(root / "old.npy"), str(out))
+    if suffix == ".npy":
+        with pytest.raises(train.Interrupted):
+            work(lambda: True)
+        assert pathlib.Path(f"{out}.part").stat().st_size > written
     work(lambda: False)
-    assert len(np.load(words[2])) == ROWS
+    arrays = kit.read_kit(root / "run/updates/0001").fitted.arrays
+    want = maps.map_features(arrays, np.load(root / "old.npy"))
+    np.testing.assert_allclose(read_rows(str(out)), want, atol=1e-5)
+
+
+@pytest.mark.parametrize("killed_at", [1, 2])
+def test_a_stopped_refresh_goes_on(root, tmp_path, monkeypatch, killed_at):
+    """It stops after it embedded images, or after it replaced the first vectors."""
+    words = [f"--run={root / 'run'}", f"--vectors={root / 'old.npy'}"]
+    assert run("upgrade", *words, f"--out={tmp_path / 'new.npy'}") == 0
+    words[1] = f"--vectors={tmp_path / 'new.npy'}"
+    assert run("plan", *words, f"--out={tmp_path / 'plan.csv'}") == 0
+    monkeypatch.setattr(vectors, "BLOCK", 4096)
+    names = [root / "run", tmp_path / "new.npy", root / "digits.npz"]
+    names = [*map(str, [*names, tmp_path / "plan.csv"]), "40%"]
+    out, calls = tmp_path / "newer.npy", iter(range(1, 99))
+    work = command.refresh_file(*names, str(out))
+    with pytest.raises(train.Interrupted):
+        work(lambda: next(calls) == killed_at)
+    assert not out.exists()
+    command.refresh_file(*names, str(out))(lambda: False)
+    again = sorted(int(x) for x in command.read_plan(names[3], names[4]))
+    want = np.load(tmp_path / "new.npy")
+    want[again] = twins.unit(np.load(root / "after.npy")[again])
+    np.testing.assert_allclose(np.load(out), want, atol=1e-4)
+    left = {x.name for x in tmp_path.iterdir() if x.name.startswith("newer")}
+    assert left == {"newer.npy", *(f"newer.npy.{x}" for x in ("json", "version.npy",
+                                   "canary.safetensors"))}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -362,6 +398,109 @@ def test_a_refreshed_part_is_what_the_encoder_embeds(root, tmp_path, capsys):
     assert "upgrade" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("suffix", [".npy", ".parquet"])
+def test_vectors_by_two_encoders_suffice_without_a_run(root, tmp_path, capsys, suffix):
+    before, after = np.load(root / "old.npy"), np.load(root / "after.npy")
+    names = [f"image {i}" for i in range(ROWS)]
+    mixed = np.random.default_rng(0).permutation(PAIRS)
+    new_rows = after[:PAIRS] if suffix == ".npy" else after[mixed]
+    old = write_as(suffix, tmp_path / "clip", before[:PAIRS], names[:PAIRS])
+    new = write_as(suffix, tmp_path / "dino", new_rows, [names[i] for i in mixed])
+    np.save(tmp_path / "y.npy", np.arange(PAIRS) % 3)
+    kit_folder, labels = tmp_path / "kit", f"--labels={tmp_path / 'y.npy'}"
+    assert (
+        run("fit", f"--old={old}", f"--new={new}", f"--out={kit_folder}", labels) == 0
+    )
+    assert "clip" not in (printed := capsys.readouterr().out) and "class" in printed
+    left = kit.read_kit(kit_folder)
+    assert (left.source, left.target) == ("clip", "dino")
+    assert left.ways["all"]["precision"][0] < 0.5  # these labels mean nothing
+    words = [f"--run={kit_folder}", f"--vectors={root / 'old.npy'}"]
+    mapped = tmp_path / "mapped.npy"
+    assert run("upgrade", *words, f"--out={mapped}") == 0
+    queries = np.arange(PAIRS, ROWS)
+    near = [
+        np.asarray(upgrade.drift.find_neighbours(after[queries], index, 5))
+        for index in (np.load(mapped), after, np.roll(after, 1, axis=0))
+    ]
+    assert maps.share_found(near[0], near[1]).mean() > 0.35
+    assert maps.share_found(near[2], near[1]).mean() < 0.1
+    assert run("map", words[0], f"--out={tmp_path / 'map.safetensors'}") == 0
+    assert maps.read_map(tmp_path / "map.safetensors")[1]["target"] == "dino"
+    # What the user embeds again, in the order of the plan, replaces what was mapped.
+    words[1] = f"--vectors={mapped}"
+    assert run("plan", *words, f"--out={tmp_path / 'plan.csv'}") == 0
+    first = command.read_plan(str(tmp_path / "plan.csv"), "20%")
+    np.save(tmp_path / "fresh.npy", after[[int(x) for x in first]])
+    (tmp_path / "first.txt").write_text("".join(f"{x}\n" for x in first))
+    fresh = f"--embedded={tmp_path / 'fresh.npy'}"
+    listed = f"--embedded-ids={tmp_path / 'first.txt'}"
+    newer = tmp_path / "newer.npy"
+    assert run("refresh", *words, fresh, listed, f"--out={newer}") == 0
+    again = sorted(int(x) for x in first)
+    others = np.setdiff1d(np.arange(ROWS), again)
+    np.testing.assert_allclose(
+        np.load(newer)[again], twins.unit(after[again]), atol=1e-5
+    )
+    np.testing.assert_array_equal(np.load(newer)[others], np.load(mapped)[others])
+    song = f"--canary={newer}.canary.safetensors"
+    assert run("check", f"--vectors={newer}", song) == 0
+    capsys.readouterr()
+    images = [f"--images={root / 'digits.npz'}", f"--plan={tmp_path / 'plan.csv'}"]
+    assert run("refresh", *words, *images, f"--out={tmp_path / 'x.npy'}") == 2
+    assert "--embedded" in capsys.readouterr().err
+    assert run("refresh", *words, fresh, f"--out={tmp_path / 'x.npy'}") == 2
+    assert "--embedded-ids" in capsys.readouterr().err
+    np.save(tmp_path / "fresh.npy", before[:, :2].repeat(8, 1)[: len(first)])
+    assert run("refresh", *words, fresh, listed, f"--out={tmp_path / 'x.npy'}") == 2
+    assert "--embedded" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("case", "match"),
+    [
+        ("rows", "--new=.*299.*300"),
+        ("few", "--old=.*31 pairs.*at least 32"),
+        ("nan", "--new=.*ids 4, 9, 17"),
+        ("names", "--source='a'"),
+        ("blank", "--target='b c'"),
+        ("ids", r"--new=.*lacks 2 .*y, z"),
+        ("labels", "--labels=.*300"),
+        ("neighbours", "--neighbours=0"),
+        ("exists", "--out="),
+    ],
+)
+def test_pairs_that_fit_no_map_are_refused(root, tmp_path, capsys, case, match):
+    old, new = (np.load(root / x)[:PAIRS] for x in ("old.npy", "after.npy"))
+    suffix, extra, ids = ".npy", [], [str(i) for i in range(PAIRS)]
+    old_ids = ids.copy()
+    if case == "rows":
+        new = new[1:]
+    elif case == "few":
+        old, new = old[:31], new[:31]
+    elif case == "nan":
+        new[[4, 9, 17, 20]] = np.nan
+    elif case == "names":
+        extra = ["--source=a", "--target=a"]
+    elif case == "blank":
+        extra = ["--target=b c"]
+    elif case == "ids":
+        suffix, old_ids[5:7] = ".parquet", ["y", "z"]
+    elif case == "labels":
+        np.save(tmp_path / "y.npy", np.zeros(5, int))
+        extra = [f"--labels={tmp_path / 'y.npy'}"]
+    elif case == "neighbours":
+        extra = ["--neighbours=0"]
+    elif case == "exists":
+        (tmp_path / "kit").mkdir()
+    old = write_as(suffix, tmp_path / "old", old, old_ids)
+    new = write_as(suffix, tmp_path / "new", new, ids)
+    words = [f"--old={old}", f"--new={new}", f"--out={tmp_path / 'kit'}"]
+    assert run("fit", *words, *extra) == 2
+    text = capsys.readouterr().err
+    assert re.search(match, text) and text.count("\n") == 1, text
+
+
 def test_a_canary_falls_silent_where_index_and_encoder_part(root, tmp_path, capsys):
     new = tmp_path / "new.npy"
     words = [f"--run={root / 'run'}", f"--vectors={root / 'old.npy'}"]
@@ -410,50 +549,52 @@ def test_a_canary_falls_silent_where_index_and_encoder_part(root, tmp_path, caps
     assert run("check", f"--vectors={new}", f"--canary={new}") == 2
 
 
-def test_a_chain_of_updates_is_composed_or_mapped_at_once(tmp_path):
+def test_a_chain_of_updates_is_composed_or_mapped_at_once(tmp_path, capsys):
     rng = np.random.default_rng(2)
     spaces = [np.float32(twins.unit(rng.normal(size=(800, 8))))]
-    for width in (9, 7):  # each update loses directions and adds noise
+    for width in (9, 10, 7):  # each update loses directions and adds noise
         turn = rng.normal(size=(spaces[-1].shape[1], width))
         turned = twins.unit(spaces[-1] @ turn)
         spaces.append(np.float32(turned + 0.1 * rng.normal(size=turned.shape)))
-    names = ("first", "second", "third")
+    names = ("e3", "e5", "e6", "e7")
     kits = [
         make_kit(spaces[i][:400], spaces[i + 1][:400], names[i], names[i + 1])
-        for i in range(2)
+        for i in range(3)
     ]
-    routes = upgrade.make_routes(kits, k=5)
-    assert {*routes} == {"first", "second"}
-    first = routes["first"]
-    assert len(routes["second"].chain) == 1 and 0 < first.composed < 1
-    assert len(first.chain) == (1 if first.direct >= first.composed else 2)
-    apart = [kits[0], kits[1]._replace(images="others")]
-    composed = upgrade.make_routes(apart, k=5)["first"]
-    assert len(composed.chain) == 2 and composed.direct is None
+    routes = upgrade.make_routes(kits, sources=("e3", "e6"))
+    assert {*routes} == {"e3", "e6"} and len(routes["e6"].chain) == 1
+    first = routes["e3"]
+    assert len(first.chain) == (1 if first.direct >= first.composed else 3)
+    held = np.arange(400) % 4 == 3  # what composed maps find, by hand
+    rows, new = spaces[0][:400][held], twins.unit(spaces[3][:400][held])
+    for one in kits:
+        rows = maps.map_features(one.fitted.arrays, rows)
+    near = [
+        np.argsort(-(new @ index.T) + 9 * np.eye(100), axis=1)[:, :10]
+        for index in (rows, new)
+    ]
+    found = np.mean([len({*a} & {*b}) / 10 for a, b in zip(*near, strict=True)])
+    np.testing.assert_allclose(first.composed, found, atol=0.01)
+    apart = [kits[0], *(one._replace(images="others") for one in kits[1:])]
+    composed = upgrade.make_routes(apart)["e3"]
+    assert len(composed.chain) == 3 and composed.direct is None
     want = spaces[0][400:]
     for one in kits:
         want = maps.map_features(one.fitted.arrays, want)
     np.testing.assert_array_equal(composed.apply(spaces[0][400:]), want)
-    # A file with vectors of both, and of the last itself.
-    leave_update(tmp_path / "run", apart)
-    mixed = vectors.Table(
-        "here",
-        3,
-        8,
-        np.dtype("f4"),
-        vectors.Ids(None, 3, ""),
-        [],
-        np.zeros(3, "u2"),
-        lambda _: [],
-    )
-    assert upgrade.list_versions(mixed, "first")[0] == [vectors.Version("first")]
     path = tmp_path / "old.npy"
     np.save(path, spaces[0][400:])
-    words = [f"--run={tmp_path / 'run'}", f"--vectors={path}", "--source=first"]
-    assert run("upgrade", *words, f"--out={tmp_path / 'new.npy'}") == 0
-    np.testing.assert_allclose(np.load(tmp_path / "new.npy"), want, atol=1e-5)
-    (version,) = vectors.open_table(str(tmp_path / "new.npy")).versions
-    assert version == ("third", "first", composed.name()) and "+" in version.by
+    for name, chain, said in (
+        ("joined", kits, f"{100 * first.composed:.0f} %"),
+        ("apart", apart, f"{100 * kits[1].fitted.recall:.0f} %"),
+    ):
+        leave_update(tmp_path / name, chain)
+        words = [f"--run={tmp_path / name}", f"--vectors={path}", "--source=e3"]
+        assert run("upgrade", *words, f"--out={tmp_path / name}.npy") == 0
+        assert said in capsys.readouterr().out  # what the chain loses
+    np.testing.assert_allclose(np.load(f"{tmp_path}/apart.npy"), want, atol=1e-5)
+    (version,) = vectors.open_table(f"{tmp_path}/apart.npy").versions
+    assert version == ("e7", "e3", composed.name()) and version.by.count("+") == 2
 
 
 @pytest.mark.parametrize("kind", [*maps.KINDS, "rank"])
@@ -575,6 +716,56 @@ def search_qdrant_client(queries):
     assert one.payload["price"] == one.id and " from old by " in one.payload["version"]
     client.close()
     return np.array([[point.id for point in points] for points in found])
+
+
+def test_the_commands_of_the_page_run_one_after_another(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    digits = sources.load("digits").train.images[:300]
+    for name, images in (("indexed_images", digits), ("new_images", 255 - digits[:99])):
+        os.makedirs(name)
+        for number, image in enumerate(images):
+            Image.fromarray(image[..., 0]).save(f"{name}/{number:03d}.png")
+    options = {"encoder.width": 4, "plots": False, "tensorboard": False}
+    result = jaxcl.fit(
+        "indexed_images", encoder="conv_net", epochs=1, batch_size=32, options=options,
+        out="runs/mine", quiet=True,
+    )  # fmt: skip
+    names = sorted(os.listdir("indexed_images"))
+    shown = np.stack([np.array(Image.open(f"indexed_images/{x}")) for x in names])
+    shown = np.repeat(shown[..., None], 3, axis=3)
+    before = result.encoder.embed(shown)
+    np.save("old.npy", before)
+    pathlib.Path("ids.txt").write_text("".join(f"{x}\n" for x in names))
+    with_run, without = (
+        [shlex.split(line)[1:] for line in x.replace("\\\n", "").splitlines()]
+        for x in pages.blocks(PAGE.read_text(), "")
+        if x.startswith("jaxcl")
+    )
+    update, *rest = with_run
+    subprocess.run([sys.executable, "-m", "jaxcl", *update], check=True)
+    for words in rest:
+        assert cli.main(words) == 0, words
+    after = jaxcl.load_encoder("runs/mine/updates/0001").embed(shown)
+    again = [names.index(x) for x in command.read_plan("plan.csv", "10%")]
+    others = np.setdiff1d(np.arange(300), again)
+    mapped, newer = np.load("new.npy"), np.load("newer.npy")
+    np.testing.assert_allclose(newer[again], twins.unit(after[again]), atol=1e-4)
+    np.testing.assert_array_equal(newer[others], mapped[others])
+    np.save("old_pairs.npy", before[:200])
+    np.save("new_pairs.npy", after[:200])
+    for path in [*pathlib.Path().glob("new*.npy*"), pathlib.Path("plan.csv")]:
+        if path.name != "new_pairs.npy":
+            path.unlink()
+    for words in without:
+        if words[1] == "refresh":
+            first = command.read_plan("plan.csv", "10%")
+            pathlib.Path("first.txt").write_text("".join(f"{x}\n" for x in first))
+            np.save("first.npy", after[[int(x) for x in first]])
+        assert cli.main(words) == 0, words
+    arrays = maps.read_map("map.safetensors")[0]
+    np.testing.assert_allclose(
+        np.load("new.npy"), maps.map_features(arrays, before), atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("store", ["faiss", "hnswlib", "qdrant_client"])

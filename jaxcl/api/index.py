@@ -1,19 +1,25 @@
-"""Bring an index of stored vectors to a run's newest encoder, without its images.
+"""Bring an index of stored vectors to a newer encoder, without its images.
 
+  jaxcl index fit     --old=old_pairs.npy --new=new_pairs.npy --out=RUN
   jaxcl index upgrade --run=RUN --vectors=old.npy --out=new.npy
   jaxcl index plan    --run=RUN --vectors=new.npy --out=plan.csv
   jaxcl index refresh --run=RUN --vectors=new.npy --images=DIR --plan=plan.csv \
                       --first=10% --out=newer.npy
   jaxcl index check   --vectors=new.npy --canary=new.npy.canary.safetensors
 
-RUN has accepted updates, which compared old images before and after. Vectors are .npy,
-.parquet or .safetensors. A stopped command continues when it is given again.
+RUN has accepted updates, which compared old images before and after. For encoders
+without a run, `fit` makes it from vectors of the same images by both encoders. Vectors
+are .npy, .parquet or .safetensors. A stopped command continues when it is given again.
 """
 
 import argparse
 import contextlib
 import csv
+import hashlib
+import json
 import os
+import pathlib
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -24,24 +30,38 @@ from jaxcl.data import storage
 from jaxcl.errors import Refused
 from jaxcl.index import canary, kit, maps, onnx_file, order, upgrade, vectors
 from jaxcl.run import encoder_folder, train, updates
-from jaxcl.update import lineage, served
+from jaxcl.update import lineage, served, verdict
 
 _CANARY = ".canary.safetensors"
 Work = Callable[[upgrade.Stop], list[str]]  # returns lines to print
 
 
+def find_folder(run: str) -> str:
+    """Find the folder of the files for an index: of the last update, or of `fit_file`.
+
+    Raises:
+      Refused: there are none.
+    """
+    current = run if kit.has_kit(run) else updates.find_current(run)
+    if not kit.has_kit(current):
+        raise Refused(
+            f"--run={run}: has no accepted update that compared old images; "
+            "jaxcl update --old=IMAGES makes one, jaxcl index fit takes vectors"
+        )
+    return current
+
+
 def read_kits(run: str) -> list[kit.Kit]:
     """Read the kits of a run's accepted updates, the oldest first.
+
+    Args:
+      run: a run directory with updates, or the folder of `fit_file`.
 
     Raises:
       Refused: the last accepted update left none.
     """
-    current = updates.find_current(run)
-    if current == str(run) or not kit.has_kit(current):
-        raise Refused(
-            f"--run={run}: has no accepted update that compared old images; "
-            "jaxcl update --old=IMAGES makes one"
-        )
+    if find_folder(run) == run:
+        return [kit.read_kit(run)]
     kits: list[kit.Kit] = []
     for path in updates.list_updates(run):
         if (updates.read_report(path) or {}).get("accepted") and kit.has_kit(path):
@@ -52,13 +72,126 @@ def read_kits(run: str) -> list[kit.Kit]:
     return kits
 
 
+def fit_file(
+    old: str,
+    new: str,
+    out: str,
+    *,
+    ids: str | None = None,
+    labels: str | None = None,
+    source: str | None = None,
+    target: str | None = None,
+    rows: int = 4096,
+    neighbours: int = 10,
+) -> list[str]:
+    """Fit a map to the vectors of some images by two encoders; return what to print.
+
+    Args:
+      old, new: files of vectors; row i of both is the same image. If both have ids,
+        these tell.
+      out: new folder, for `upgrade_file` and the others in place of a run.
+      ids: a text file with the id of each row of `old`.
+      labels: a .npy file with the class i[N] of each row of `old`.
+      source, target: names of the encoders; None: the names of the files.
+      rows: number of images that are compared.
+      neighbours: number of neighbours that a search returns.
+
+    Raises:
+      Refused: vectors do not belong together, are too few, or not finite.
+      OSError: a file cannot be read or written.
+    """
+    source = source or pathlib.Path(old).stem
+    target = target or pathlib.Path(new).stem
+    for option, name in (("--source", source), ("--target", target)):
+        if not re.fullmatch(r"[^\s+]+", name) or source == target:
+            raise Refused(
+                f"{option}={name!r}: must be a name without blanks or +, and not that "
+                "of the other encoder"
+            )
+    for option, count in (("--rows", rows), ("--neighbours", neighbours)):
+        if count < 1:
+            raise Refused(f"{option}={count}: must be at least 1")
+    if os.path.exists(out):
+        raise Refused(f"--out={out}: exists; give another path, or remove it")
+    tables = (
+        vectors.open_table(old, ids=ids, field="--old"),
+        vectors.open_table(new, field="--new"),
+    )
+    chosen = np.random.default_rng(0).permutation(tables[0].rows)[:rows]
+    chosen = np.sort(chosen)
+    pair_ids = tables[0].ids.names(chosen)
+    others = _find_pairs(*tables, chosen, pair_ids)
+    before, after = tables[0].take(chosen), tables[1].take(others)
+    least = max(2 * maps.LEAST, 2 * (neighbours + 1))
+    if len(before) < least:
+        raise Refused(
+            f"--old={old}: {len(before)} pairs, must be at least {least}; embed more "
+            "images by both encoders"
+        )
+    _refuse_bad(before, f"--old={old}", pair_ids)
+    _refuse_bad(after, f"--new={new}", pair_ids)
+    fitted, _ = kit.fit_kit(
+        before,
+        after,
+        pair_ids,
+        source=source,
+        target=target,
+        images=hashlib.sha256(json.dumps(pair_ids).encode()).hexdigest()[:12],
+        label=None if labels is None else _read_labels(labels, tables[0].rows)[chosen],
+        k=neighbours,
+    )
+    os.makedirs(out)
+    kit.write_kit(out, fitted, neighbours)
+    recall = f"{fitted.fitted.kind} map, recall {100 * fitted.fitted.recall:.0f} %"
+    return [*verdict.say_ways(fitted.ways), f"{recall}: {out}"]
+
+
+def _refuse_bad(rows, what, names) -> None:
+    """Refuse vectors without a direction."""
+    bad = np.flatnonzero(~np.isfinite(rows).all(axis=1) | ~rows.any(axis=1))
+    if len(bad):
+        raise Refused(
+            f"{what}: {len(bad)} vectors are zero or have numbers that are not finite, "
+            f"such as those of the ids {', '.join(names[i] for i in bad[:3])}"
+        )
+
+
+def _find_pairs(old, new, rows, ids) -> np.ndarray:
+    """Return the rows of new vectors that are of the images of some old ones."""
+    if old.ids.column is not None and new.ids.column is not None:
+        places = new.ids.find(ids)
+        missing = [ids[i] for i in np.flatnonzero(places < 0)]
+        if missing:
+            raise Refused(
+                f"--new={new.path}: lacks {len(missing):,} ids of --old, such as "
+                f"{', '.join(missing[:3])}"
+            )
+        return places
+    if old.rows != new.rows:
+        raise Refused(
+            f"--new={new.path}: {new.rows:,} vectors, must be {old.rows:,} as in --old"
+        )
+    return rows
+
+
+def _read_labels(path, rows) -> np.ndarray:
+    """Read a class for each row."""
+    label = np.load(path, allow_pickle=False)
+    if label.shape != (rows,) or label.dtype.kind not in "iu":
+        raise Refused(
+            f"--labels={path}: {label.dtype}{list(label.shape)}, must be {rows} whole "
+            "numbers"
+        )
+    return label
+
+
 def upgrade_file(
     run: str, path: str, out: str, *, ids: str | None = None, source: str | None = None
 ) -> Work:
     """Check inputs, and return the work that upgrades a file.
 
     Args:
-      run: a run directory with updates.
+      run: a run directory with updates, or the folder of `fit_file`.
       path: stored vectors.
       out: new file.
       ids: a text file with an id on each line.
@@ -70,20 +203,26 @@ def upgrade_file(
     vectors.check_suffix(out, "--out")
     if _lacks_canary(out):
         return lambda stop: [_write_canary(run, out, ids)]
-    routes = upgrade.make_routes(kits)
     source = source or kits[-1].source
-    if source not in routes:
-        raise Refused(f"--source={source}: must be one of {', '.join(routes)}")
+    names = [one.source for one in kits]
+    if source not in names:
+        raise Refused(f"--source={source}: must be one of {', '.join(names)}")
     if not table.versions:
         first = next(one for one in kits if one.source == source)
         upgrade.check_belongs(table, first.before)
     target = kits[-1].target
+    sources = {x.encoder for x in table.versions} or {source}
+    if unknown := sorted(sources - {*names, target}):
+        raise Refused(
+            f"--vectors={path}: vectors are of encoder {unknown[0]}; there are maps "
+            f"from {', '.join(names)} to {target}"
+        )
 
     def work(stop):
+        routes = upgrade.make_routes(kits, sources=sources)
         upgrade.upgrade(table, out, target, routes, source=source, stop=stop)
         lines = [f"{table.rows:,} vectors are in {out}, now of encoder {target}"]
-        before = {x.encoder for x in table.versions} or {source}
-        lines += [_say_route(routes[x]) for x in sorted(before - {target})]
+        lines += [_say_route(routes[x]) for x in sorted(sources - {target})]
         lines.append(_write_canary(run, out, ids))
         return lines
 
@@ -93,7 +232,14 @@ def upgrade_file(
 def _say_route(route: upgrade.Route) -> str:
     """Say how vectors of an encoder were mapped, and what composing maps lost."""
     if route.composed is None:
-        return f"from {route.source}: by {len(route.chain)} map(s) {route.name()}"
+        shares = ", ".join(f"{100 * x:.0f} %" for x in route.recalls)
+        text = f"from {route.source}: by {route.name()}"
+        if len(route.chain) == 1:
+            return f"{text}, which finds {shares} of the new neighbours"
+        return (
+            f"{text}; each map alone finds {shares} of its new neighbours. What they "
+            "lose together is not measured: the updates compared different images"
+        )
     how = "one map of its own" if len(route.chain) == 1 else "composed maps"
     return (
         f"from {route.source}: by {how}; of the new neighbours composed maps find "
@@ -112,7 +258,7 @@ def _lacks_canary(out) -> bool:
 
 def _write_canary(run, out, ids) -> str:
     """Write the canary of a new file: what the update's queries find in it."""
-    first = canary.read_canary(epath.Path(updates.find_current(run)) / canary.FILE)
+    first = canary.read_canary(epath.Path(find_folder(run)) / canary.FILE)
     table = vectors.open_table(out, ids=ids, field="--out")
     places = np.unique(np.linspace(0, table.rows - 1, canary.MEMBERS).astype(int))
     names = table.ids.names(places)
@@ -131,7 +277,7 @@ def plan_file(run: str, path: str, out: str, *, ids: str | None = None) -> dict:
     """Write the order in which ids should be embedded again, as a CSV file.
 
     Args:
-      run: a run directory with updates.
+      run: a run directory with updates, or the folder of `fit_file`.
       path: stored vectors, before or after `upgrade_file`.
       out: CSV file: id, row, predicted error, percent of the index, and the share of
         the new neighbours that is expected to be found from there on.
@@ -224,16 +370,14 @@ def refresh_file(
       out: new file.
       ids: a text file with an id on each line.
     """
-    last = read_kits(run)[-1]
-    table = vectors.open_table(path, ids=ids)
+    if kit.has_kit(run) and updates.read_report(run) is None:
+        raise Refused(
+            f"--run={run}: has no encoder; embed the first of --plan yourself, and "
+            "give the vectors by --embedded"
+        )
+    last, table = _open_upgraded(run, path, ids)
     if _lacks_canary(out):
         return lambda stop: [_write_canary(run, out, ids)]
-    if any(version.encoder != last.target for version in table.versions) or (
-        not table.versions and table.width != last.after.shape[1]
-    ):
-        raise Refused(f"--vectors={path}: is not upgraded; run jaxcl index upgrade")
-    if not table.versions:
-        upgrade.check_belongs(table, last.after)
     current = updates.find_current(run)
     parent = lineage.read_run_config(current)
     section = own_images.make_section(
@@ -242,19 +386,13 @@ def refresh_file(
     config = transfer_config.make_config(section, "none", parent)
     embedder = build.make_embedder(transfer_config.add_checkpoint(config, current))
     wanted = read_plan(planned, first)
-    rows = table.ids.find(wanted)
+    rows = _find_all(table, wanted, planned)
     everything = np.arange(embedder.size)
-    theirs = served.list_ids(embedder.examples, everything, section)
-    places = {name: place for place, name in enumerate(theirs)}
-    for names, what in (
-        ([x for x, row in zip(wanted, rows, strict=True) if row < 0], "--vectors"),
-        ([x for x in wanted if x not in places], f"--images={images}"),
-    ):
-        if names:
-            raise Refused(
-                f"{what}: lacks {len(names):,} of the ids of {planned}, such as "
-                f"{', '.join(names[:3])}"
-            )
+    image_ids = served.list_ids(embedder.examples, everything, section)
+    places = {name: place for place, name in enumerate(image_ids)}
+    _refuse_missing(
+        [x for x in wanted if x not in places], f"--images={images}", planned
+    )
     by_row = np.argsort(rows, kind="stable")
     rows = rows[by_row]
     numbers = np.array([places[wanted[i]] for i in by_row])
@@ -276,10 +414,86 @@ def refresh_file(
         del fresh
         os.unlink(draft.path)
         os.unlink(f"{draft.path}.json")
-        lines = [f"{len(rows):,} of {table.rows:,} vectors were embedded again: {out}"]
-        return [*lines, _write_canary(run, out, ids)]
+        return [_say_replaced(rows, table, out), _write_canary(run, out, ids)]
 
     return work
+
+
+def replace_file(
+    run: str,
+    path: str,
+    embedded: str,
+    out: str,
+    *,
+    ids: str | None = None,
+    embedded_ids: str | None = None,
+) -> Work:
+    """Check inputs, and return the work that replaces mapped vectors by new embeddings.
+
+    Args:
+      run: a run directory with updates, or the folder of `fit_file`.
+      path: upgraded vectors.
+      embedded: vectors of some images by the new encoder; they are held in memory.
+      out: new file.
+      ids: a text file with the id of each row of `path`.
+      embedded_ids: a text file with the id of each row of `embedded`.
+    """
+    last, table = _open_upgraded(run, path, ids)
+    if _lacks_canary(out):
+        return lambda stop: [_write_canary(run, out, ids)]
+    fresh = vectors.open_table(embedded, ids=embedded_ids, field="--embedded")
+    if fresh.ids.column is None and fresh.rows != table.rows:
+        raise Refused(
+            f"--embedded={embedded}: has no ids; give them by --embedded-ids, or as a "
+            "column of a .parquet file"
+        )
+    upgrade.check_belongs(fresh, last.after, "--embedded")
+    names = fresh.ids.names(range(fresh.rows))
+    rows = _find_all(table, names, "--embedded")
+    by_row = np.argsort(rows, kind="stable")
+    rows, new = rows[by_row], fresh.take(by_row)
+    _refuse_bad(new, f"--embedded={embedded}", [names[i] for i in by_row])
+
+    def work(stop):
+        upgrade.replace(
+            table, out, last.target, rows, new, source=last.target, stop=stop
+        )
+        return [_say_replaced(rows, table, out), _write_canary(run, out, ids)]
+
+    return work
+
+
+def _open_upgraded(run, path, ids) -> tuple[kit.Kit, vectors.Table]:
+    """Open vectors, and refuse those that are not in the space of the last kit."""
+    last = read_kits(run)[-1]
+    table = vectors.open_table(path, ids=ids)
+    if any(version.encoder != last.target for version in table.versions) or (
+        not table.versions and table.width != last.after.shape[1]
+    ):
+        raise Refused(f"--vectors={path}: is not upgraded; run jaxcl index upgrade")
+    if not table.versions:
+        upgrade.check_belongs(table, last.after)
+    return last, table
+
+
+def _find_all(table, wanted, where) -> np.ndarray:
+    """Return the row of each id; refuse ids that a table lacks."""
+    rows = table.ids.find(wanted)
+    missing = [wanted[i] for i in np.flatnonzero(rows < 0)]
+    _refuse_missing(missing, f"--vectors={table.path}", where)
+    return rows
+
+
+def _refuse_missing(names, what, where) -> None:
+    if names:
+        raise Refused(
+            f"{what}: lacks {len(names):,} of the ids of {where}, such as "
+            f"{', '.join(names[:3])}"
+        )
+
+
+def _say_replaced(rows, table, out) -> str:
+    return f"{len(rows):,} of {table.rows:,} vectors were embedded again: {out}"
 
 
 def check_file(
@@ -313,12 +527,12 @@ def write_map(run: str, out: str) -> str:
     """Write the map of a run's last update to a file of its own; describe the map.
 
     Args:
-      run: a run directory with updates.
+      run: a run directory with updates, or the folder of `fit_file`.
       out: new file, .safetensors with a card in its metadata, or .onnx.
     """
     fitted = read_kits(run)[-1].fitted
     if out.endswith(".safetensors"):
-        _, card = maps.read_map(epath.Path(updates.find_current(run)) / kit.MAP)
+        _, card = maps.read_map(epath.Path(find_folder(run)) / kit.MAP)
         data = maps.pack_map(fitted.arrays, card)
     elif out.endswith(".onnx"):
         data = onnx_file.pack_onnx(fitted.arrays)
@@ -334,6 +548,7 @@ def add_options(parser) -> None:
     parser.description = __doc__
     words = parser.add_subparsers(dest="word", required=True)
     texts = {
+        "fit": "fit a map to vectors of the same images by two encoders",
         "upgrade": "map all vectors to the newest encoder",
         "map": "write the map to a file: .safetensors or .onnx",
         "plan": "write the order in which images should be embedded again",
@@ -342,22 +557,62 @@ def add_options(parser) -> None:
     }
     for word, text in texts.items():
         one = words.add_parser(word, help=text, description=text)
+        if word == "fit":
+            one.add_argument("--old", required=True, help="vectors by the old encoder")
+            one.add_argument("--new", required=True, help="vectors by the new one")
+            one.add_argument("--out", required=True, help="new folder, for --run")
+            one.add_argument("--ids", help="text file with an id for each row of --old")
+            one.add_argument("--labels", help=".npy file, the class of each row")
+            one.add_argument("--source", help="name of the old encoder")
+            one.add_argument("--target", help="name of the new encoder")
+            one.add_argument("--rows", type=int, default=4096, help="pairs to use")
+            one.add_argument("--neighbours", type=int, default=10, help="of a query")
+            continue
         if word != "map":
             one.add_argument("--vectors", required=True, help="file of stored vectors")
             one.add_argument("--ids", help="text file with an id on each line")
         if word != "check":
-            one.add_argument("--run", required=True, help="run with accepted updates")
+            run_help = "run with accepted updates, or the folder of jaxcl index fit"
+            one.add_argument("--run", required=True, help=run_help)
             one.add_argument("--out", required=True, help="new file")
         if word == "upgrade":
             one.add_argument("--source", help="name of the encoder of the vectors")
         if word == "refresh":
-            one.add_argument("--images", required=True, help="path of the images")
-            one.add_argument("--plan", required=True, help="file of jaxcl index plan")
+            one.add_argument("--images", help="path of the images")
+            one.add_argument("--embedded", help="in place of images, new vectors")
+            one.add_argument("--embedded-ids", help="text file with their ids")
+            one.add_argument("--plan", help="file of jaxcl index plan")
             one.add_argument("--first", default="10%", help="how many: 500, or 10%%")
         if word == "check":
             one.add_argument("--canary", required=True, help="file of a canary")
             one.add_argument("--encoder", help="folder of the served encoder")
             one.add_argument("--least", type=float, default=0.9, help="share to find")
+
+
+def _make_refresh(options) -> Work:
+    """Return the work of `jaxcl index refresh`."""
+    if (options.embedded is None) == (options.images is None):
+        raise Refused("--images: must be given, or --embedded in its place")
+    if options.embedded is not None:
+        return replace_file(
+            options.run,
+            options.vectors,
+            options.embedded,
+            options.out,
+            ids=options.ids,
+            embedded_ids=options.embedded_ids,
+        )
+    if options.plan is None:
+        raise Refused("--plan: missing; --images needs the file of jaxcl index plan")
+    return refresh_file(
+        options.run,
+        options.vectors,
+        options.images,
+        options.plan,
+        options.first,
+        options.out,
+        ids=options.ids,
+    )
 
 
 def main(given: argparse.Namespace) -> int:
@@ -369,15 +624,20 @@ def main(given: argparse.Namespace) -> int:
                 given.run, given.vectors, given.out, ids=given.ids, source=given.source
             )
         if given.word == "refresh":
-            return refresh_file(
-                given.run,
-                given.vectors,
-                given.images,
-                given.plan,
-                given.first,
+            return _make_refresh(given)
+        if given.word == "fit":
+            lines = fit_file(
+                given.old,
+                given.new,
                 given.out,
                 ids=given.ids,
+                labels=given.labels,
+                source=given.source,
+                target=given.target,
+                rows=given.rows,
+                neighbours=given.neighbours,
             )
+            return lambda stop: lines
         if given.word == "map":
             print(write_map(given.run, given.out))
             return None

@@ -15,7 +15,7 @@ from safetensors import numpy as tensors
 
 from jaxcl.data import storage
 from jaxcl.errors import Refused
-from jaxcl.index import canary, maps
+from jaxcl.index import canary, maps, ways
 from jaxcl.run import encoder_folder
 
 PAIRS, MAP = "index_pairs.safetensors", "index_map.safetensors"
@@ -46,6 +46,35 @@ def name_encoder(source: dict) -> str:
         source = card.get("checkpoint") or origin
     marks = [source["step"], source["checksum"]]
     return hashlib.sha256(json.dumps(marks).encode()).hexdigest()[:12]
+
+
+def fit_kit(
+    before: np.ndarray,
+    after: np.ndarray,
+    ids: list[str],
+    *,
+    source: str,
+    target: str,
+    images: str,
+    label: np.ndarray | None = None,
+    k: int = 10,
+) -> tuple[Kit, ways.Measured]:
+    """Measure the ways of an index by some pairs, and fit its map to all of them.
+
+    Args:
+      before: f32[N, E], embeddings of images by the encoder named `source`.
+      after: f32[N, D], embeddings of the same images by the encoder named `target`.
+      ids: ids of the images.
+      source, target: names of the encoders.
+      images: digest of the images.
+      label: i[N], classes; None: precision is not measured.
+      k: number of neighbours that a search returns.
+    """
+    measured = ways.measure_ways(before, after, label=label, k=k)
+    best = measured.forward
+    fitted = best._replace(arrays=maps.fit(before, after, best.kind, best.options))
+    pairs = np.asarray(before), np.asarray(after)
+    return Kit(source, target, *pairs, ids, images, fitted, measured.ways), measured
 
 
 def write_kit(workdir: Any, kit: Kit, k: int) -> None:

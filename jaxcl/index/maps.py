@@ -270,7 +270,7 @@ def _by_recall(trial: FittedMap) -> float:
     return trial.recall
 
 
-_LEAST = 16  # pairs; of these 12 fit a map and 4 choose it
+LEAST = 16  # pairs; of these 12 fit a map and 4 choose it
 
 
 def check_pairs(source: Any, target: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -284,11 +284,11 @@ def check_pairs(source: Any, target: Any) -> tuple[np.ndarray, np.ndarray]:
         raise Refused(
             "pairs", f"{len(source)} and {len(target)} rows", "must be of equal images"
         )
-    if len(source) < _LEAST:
+    if len(source) < LEAST:
         raise Refused(
             "pairs",
             len(source),
-            f"must be at least {_LEAST}",
+            f"must be at least {LEAST}",
             "embed more images by both encoders (--old, config.rows)",
         )
     bad = ~(np.isfinite(source).all(axis=1) & np.isfinite(target).all(axis=1))
@@ -357,7 +357,7 @@ def pack_map(arrays: Map, card: dict | None = None) -> bytes:
 
 
 def read_map(path: Any) -> tuple[Map, dict]:
-    """Read a map and its card; {} for an adapter of before there were cards.
+    """Read a map and its card, which is {} if the file was written without one.
 
     Raises:
       Refused: the file is no map.

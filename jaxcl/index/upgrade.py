@@ -6,7 +6,7 @@ stay in OUT.part.
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +25,7 @@ class Route(NamedTuple):
     chain: list[maps.Map]
     composed: float | None = None  # share of the new neighbours found by composed maps
     direct: float | None = None  # and by a map of its own, where there were pairs
+    recalls: tuple[float, ...] = ()  # share that each map finds of its own target's
 
     def name(self) -> str:
         """Name the maps."""
@@ -37,14 +38,17 @@ class Route(NamedTuple):
         return rows
 
 
-def make_routes(kits: Sequence[kit.Kit], *, k: int = 10) -> dict[str, Route]:
-    """Make the routes from every earlier encoder to the last one.
+def make_routes(
+    kits: Sequence[kit.Kit], *, sources: Collection[str] | None = None, k: int = 10
+) -> dict[str, Route]:
+    """Make the routes from earlier encoders to the last one.
 
     A vector takes a map of its own where the first and the last kit embedded the same
     images and that map finds more of the new neighbours; else the maps are composed.
 
     Args:
       kits: of a chain of updates, the oldest first.
+      sources: names of encoders whose vectors there are; None: all earlier ones.
       k: number of neighbours by which both are compared.
 
     Returns:
@@ -53,8 +57,11 @@ def make_routes(kits: Sequence[kit.Kit], *, k: int = 10) -> dict[str, Route]:
     """
     routes: dict[str, Route] = {}
     for place, first in enumerate(kits):
+        if sources is not None and first.source not in sources:
+            continue
         chain = [step.fitted.arrays for step in kits[place:]]
-        route = Route(first.source, chain)
+        recalls = tuple(step.fitted.recall for step in kits[place:])
+        route = Route(first.source, chain, recalls=recalls)
         if len(chain) > 1:
             route = _compare_routes(route, first, kits[-1], k)
         routes[first.source] = route
@@ -79,7 +86,7 @@ def _compare_routes(route, first, last, k) -> Route:
     if fitted.recall < composed:
         return route._replace(composed=composed, direct=fitted.recall)
     arrays = maps.fit(before, after, fitted.kind, fitted.options)
-    return Route(route.source, [arrays], composed, fitted.recall)
+    return Route(route.source, [arrays], composed, fitted.recall, (fitted.recall,))
 
 
 def check_belongs(table: vectors.Table, rows: np.ndarray, field="--vectors") -> None:

@@ -6,6 +6,7 @@ column `version` of Parquet, an array `version` of safetensors, or FILE.version.
 FILE.json says what the numbers of versions mean.
 """
 
+import contextlib
 import io
 import json
 import os
@@ -344,6 +345,7 @@ class Draft:
             if size >= 0:
                 return min(size // self.bytes, self.shape[0])
         needed = len(self.header) + self.shape[0] * self.bytes
+        needed *= 1 + self.out.endswith(".parquet")  # is written from the draft
         free = storage.free_space(self.path)
         if needed > free:
             raise OSError(
@@ -360,12 +362,19 @@ class Draft:
         Raises:
           OSError: the disk is full, or the like; the rows before stay.
         """
-        try:
+        with self._explained():
             rest = memoryview(np.ascontiguousarray(block, self.dtype)).cast("B")
             while rest:
                 rest = rest[self.file.write(rest) :]
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Name the file and the free space in an error of the disk."""
+        try:
+            yield
         except OSError as error:
-            reason = (error.strerror or "") + storage.describe_room(self.path, error)
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            reason += storage.describe_room(self.path, error)
             reason += "; the same command continues"
             raise OSError(error.errno, reason, self.path) from error
 
@@ -374,7 +383,15 @@ class Draft:
         self.file.close()
 
     def finish(self, table: Table, versions: list[Version], codes: np.ndarray) -> None:
-        """Write versions behind the rows, and give the file its name."""
+        """Write versions behind the rows, and give the file its name.
+
+        Raises:
+          OSError: as for `append`.
+        """
+        with self._explained():
+            self._finish(table, versions, codes)
+
+    def _finish(self, table, versions, codes) -> None:
         if self.out.endswith(".safetensors"):
             self.file.write(np.ascontiguousarray(codes, np.uint16).tobytes())
         os.fsync(self.file.fileno())

@@ -9,7 +9,7 @@ import numpy as np
 from etils import epath
 
 from jaxcl.config import build, transfer_config
-from jaxcl.index import drift, kit, maps, ways
+from jaxcl.index import drift, kit, maps
 from jaxcl.run import result_file
 from jaxcl.update import plan
 
@@ -54,23 +54,19 @@ def compare(work: plan.Plan, before: OldImages, folder: epath.PathLike) -> Compa
     after = np.asarray(embedder.embed(rows))
     label = embedder.examples.label[rows]
     is_labelled = len(np.unique(label[label >= 0])) > 1 and (label >= 0).all()
-    measured = ways.measure_ways(
-        before.rows, after, label=label if is_labelled else None, k=k
+    served, measured = kit.fit_kit(
+        before.rows,
+        after,
+        list_ids(embedder.examples, rows, work.old["data"]),
+        source=before.encoder,
+        target=kit.name_encoder(embedder.source),
+        images=_digest([work.old["data"], embedder.size]),
+        label=label if is_labelled else None,
+        k=k,
     )
     moved = drift.measure_drift(before.rows, after, k=k)
     moved["adapters"] = {one.kind: one.recall for one in measured.back}
-    forward, back = measured.forward, measured.back[0]
-    arrays = maps.fit(before.rows, after, forward.kind, forward.options)
-    served = kit.Kit(
-        before.encoder,
-        kit.name_encoder(embedder.source),
-        np.asarray(before.rows),
-        after,
-        list_ids(embedder.examples, rows, work.old["data"]),
-        _digest([work.old["data"], embedder.size]),
-        forward._replace(arrays=arrays),
-        measured.ways,
-    )
+    back = measured.back[0]
     adapter = maps.fit(after, before.rows, back.kind, back.options)
     moved = result_file.jsonable(moved) | {"rows": len(after)}
     return Comparison(moved, measured.ways, adapter, served)

@@ -101,7 +101,7 @@ def _say_recall(moved) -> str:
     )
 
 
-def _say_ways(measured: dict) -> list[str]:
+def say_ways(measured: dict) -> list[str]:
     """Say what each way to go on with the index gives, and what to do until then."""
     measure = "precision" if "precision" in measured["all"] else "neighbours"
     what = "of the query's class" if measure == "precision" else "found"
@@ -220,7 +220,7 @@ def write_sentences(report: dict) -> str:
         )
     if report["drift"]:
         lines.append(_say_recall(report["drift"]))
-        lines += _say_ways(report["ways"]) if "ways" in report else []
+        lines += say_ways(report["ways"]) if "ways" in report else []
     advice = _INDEX[report["index"]] if report["accepted"] else "stays as it is"
     lines.append(f"Search index: {advice}.")
     broken = (f"Limit broken: {sentence}." for sentence in report["broken"])
