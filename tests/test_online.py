@@ -259,25 +259,6 @@ def test_iidpp_adds_the_mean_of_a_second_batch():
     assert method.labelled and not finetune.make(parts()).labelled
 
 
-def test_an_image_and_a_labelled_one_are_augmented_by_keys_of_their_own():
-    """An image's key folds in its position, so a batch's own key must not be one."""
-    keys = []
-
-    def augment(key, images):
-        each = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(images)))
-        keys.extend(np.asarray(jax.random.key_data(x)) for x in (key, *each))
-        return images[:, None] / 255.0
-
-    components = parts(augment="all")._replace(augment=augment)
-    method = finetune.make(components, double=True)
-    both = FIRST | {"labelled": SECOND}
-    state = method.init(jax.random.key(0), both)
-    keys.clear()
-    method.step(state, both)
-    assert len(keys) == 2 * (1 + len(FIRST["label"]))
-    assert len({tuple(key.tolist()) for key in keys}) == len(keys)
-
-
 def drawn_pairs(labels, memory_labels, filled, negatives, draws=4000):
     """Rows and validity of many independent picks."""
     keys = jax.random.split(jax.random.key(0), draws)

@@ -721,9 +721,12 @@ def test_sentences_have_the_numbers_of_a_report(measure, better, words):
         assert word in text, word
     assert ("all 75" in text) == (measure == "precision")
     assert ("old encoder is better" in text) == (measure == "precision")
-    assert "runs/new" in text.splitlines()[-1] and "runs/old" not in text
+    lines = text.splitlines()
+    assert "runs/new" in lines[-1] and "runs/old" not in text
+    assert sum("labelled images" in line for line in lines) == 1
     report |= {"accepted": False, "broken": ["knn/x lost"], "accuracy": {}, "asked": {}}
     text = update_verdict.write_sentences(report | {"drift": None})
+    assert sum("labelled images" in line for line in text.splitlines()) == 1
     assert "knn/x lost" in text and "% before" not in text and "95 %" not in text
     assert "jaxcl index upgrade" not in text
     assert "runs/old" in text.splitlines()[-1] and "runs/new" not in text
