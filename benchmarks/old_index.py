@@ -342,7 +342,7 @@ def draw(found, path) -> None:
             )
         for way, colour in ((OLD, "C2"), (LEFT, "C3"), (BACK, "C4")):
             panel.axhline(value[way], color=colour, linestyle="--", label=way)
-        panel.set(title=f"{name}, {len(seeds)} seeds", xlabel="embedded again, %")
+        panel.set(title=f"{name} (seeds: {len(seeds)})", xlabel="embedded again, %")
     panels[0, 0].set_ylabel("of the query's class, %")
     labels = panels[0, 0].get_legend_handles_labels()
     figure.legend(*labels, loc="outside lower center", ncols=2, frameon=False)
