@@ -114,7 +114,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message):
         """Refuse the words of the command."""
-        raise Refused(f"{message}; `{self.prog} --help` says what the command takes")
+        stop = "" if message.endswith("?") else ";"
+        raise Refused(f"{message}{stop} `{self.prog} --help` lists the options")
 
     def _suggest(self, name: str) -> str:
         """Name the option that an unknown one may have meant."""

@@ -50,8 +50,8 @@ class Range(NamedTuple):
             return f"from {self.least} to {self.most}"
         bounds = {"at least": self.least, "above": self.above}
         bounds |= {"at most": self.most, "below": self.below}
-        said = (f"{how} {x}" for how, x in bounds.items() if abs(x) < math.inf)
-        return " and ".join(said)
+        phrases = (f"{how} {x}" for how, x in bounds.items() if abs(x) < math.inf)
+        return " and ".join(phrases)
 
     def refusal(self, value: float) -> str:
         """Say what a number must be; "" if it is valid."""
@@ -130,9 +130,9 @@ def _signature(function) -> dict[str, Option]:
         signature = inspect.signature(function, eval_str=True)
     except NameError:  # a user's module may import types for type checkers alone
         signature = inspect.signature(function)
-    own, only = unwrap(function), inspect.Parameter.KEYWORD_ONLY
+    original, only = unwrap(function), inspect.Parameter.KEYWORD_ONLY
     return {
-        name: Option(name, own, _annotation_of(x), x.default, x.kind is only)
+        name: Option(name, original, _annotation_of(x), x.default, x.kind is only)
         for name, x in signature.parameters.items()
     }
 
@@ -154,8 +154,8 @@ def adapt(function: Callable, hidden: tuple[str, ...] = (), **defaults) -> Calla
     """
     adapted: Any = functools.partial(function, **defaults)
     signature = inspect.signature(adapted)
-    kept = [x for name, x in signature.parameters.items() if name not in hidden]
-    adapted.__signature__ = signature.replace(parameters=kept)
+    parameters = [x for name, x in signature.parameters.items() if name not in hidden]
+    adapted.__signature__ = signature.replace(parameters=parameters)
     return adapted
 
 
@@ -223,15 +223,15 @@ def nest_options(function: Callable, section: Mapping[str, Any], field: str) -> 
       ValueError: an inner section names no function.
     """
     rules, outer = choices(function), option_of(function)
-    inner, made = {}, {}
+    inner, makers = {}, {}
     for name, rule in rules.items():
         value = section.get(name, outer[name].default)
         check_value(value, outer[name].annotation, f"{field}.{name}")
         value = {"name": value} if isinstance(value, str) else dict(value)
         inner[name] = {"name": outer[name].default} | value
-        made[name] = rule.find(inner[name], f"{field}.{name}")[0]
+        makers[name] = rule.find(inner[name], f"{field}.{name}")[0]
     rest = {name: value for name, value in section.items() if name not in rules}
-    taken = {name: option_of(function) for name, function in made.items()}
+    taken = {name: option_of(function) for name, function in makers.items()}
     for key in [key for key in rest if key not in outer]:
         takers = [name for name, options in taken.items() if key in options]
         if takers or (rest[key] is None and _list_takers(rules, key)):
@@ -277,17 +277,17 @@ def read_options(
       without: parameters that the config does not set.
       beside: further options, which the function does not take.
     """
-    own = {n: x for n, x in option_of(function).items() if n not in without}
-    own = {**beside, **own}
+    by_name = {n: x for n, x in option_of(function).items() if n not in without}
+    by_name = {**beside, **by_name}
     for name in section:
-        if name not in own:
-            own[name] = Option(name, None, Any, NONE)
-    found = []
-    for name, option in own.items():
+        if name not in by_name:
+            by_name[name] = Option(name, None, Any, NONE)
+    settings = []
+    for name, option in by_name.items():
         value, asked = section.get(name, option.default), name in section
         option = option._replace(path=f"{field}.{name}", value=value, asked=asked)
-        found.append(option._replace(stands_for=value))
-    return found
+        settings.append(option._replace(stands_for=value))
+    return settings
 
 
 def debug(**sizes: Any) -> Callable[[F], F]:
@@ -375,19 +375,19 @@ def checked(
     """
 
     def decorate(function):
-        def call(*args, **given):
-            given = nest_options(function, given, field)
-            check_arguments(function, given, field)
-            given |= read_choices(function, given, field)
+        def call(*args, **arguments):
+            arguments = nest_options(function, arguments, field)
+            check_arguments(function, arguments, field)
+            arguments |= read_choices(function, arguments, field)
             if fill is not None:
                 replay = next((getattr(x, "replay", None) for x in args), None)
-                given = defaults(made) | given
-                given |= fill(given, replay)
-            return function(*args, **given)
+                arguments = defaults(wrapped) | arguments
+                arguments |= fill(arguments, replay)
+            return function(*args, **arguments)
 
-        made: Any = functools.wraps(function)(call)
-        made.fill = fill
-        return made
+        wrapped: Any = functools.wraps(function)(call)
+        wrapped.fill = fill
+        return wrapped
 
     return decorate
 
@@ -415,8 +415,8 @@ def check_value(value, annotation, field: str, option: Option | None = None) -> 
                 break
             return _check_kind(value, kind, field)
     default = option.default if option else NONE
-    said = "" if default is NONE else f"; default {default!r}"
-    raise Refused(f"{field}={value!r}: must be {allowed(annotation)}{said}")
+    text = "" if default is NONE else f"; default {default!r}"
+    raise Refused(f"{field}={value!r}: must be {allowed(annotation)}{text}")
 
 
 def _union_members(annotation) -> list:
@@ -514,14 +514,14 @@ def options(
     check_arguments(function, section, field)
     options = read_options(function, section, field, without=given)
     rules = choices(function)
-    known = [option.name for option in options if option.function]
+    names = [option.name for option in options if option.function]
     for key, rule in rules.items():
-        known += [f"{key}.{x}" for x in option_of(rule.find(section[key], key)[0])]
+        names += [f"{key}.{x}" for x in option_of(rule.find(section[key], key)[0])]
     for option in options:
         if option.function is None:
             takers = [n for n, x in others.items() if option.name in option_of(x)]
             takers += _list_takers(rules, option.name)
-            _refuse_unknown(option, known, takers, field)
+            _refuse_unknown(option, names, takers, field)
     for option in options:
         if option.value is NONE:
             raise Refused(f"{option.path}: missing, and it has no default")
@@ -540,24 +540,24 @@ def read_choices(function, section: Mapping[str, Any], field: str) -> dict:
     Returns:
       name of each such option -> {"name": name, option: value}.
     """
-    found, nested = {}, nest_options(function, section, field)
+    sections, nested = {}, nest_options(function, section, field)
     for key, rule in choices(function).items():
         make, inner = rule.find(nested[key], f"{field}.{key}")
         others = {f"{key} {name!r}": x for name, x in rule.functions.items()}
         inner = options(make, inner, f"{field}.{key}", others=others)
-        found[key] = {"name": nested[key]["name"], **inner}
-    return found
+        sections[key] = {"name": nested[key]["name"], **inner}
+    return sections
 
 
-def _refuse_unknown(option, known, takers, field):
+def _refuse_unknown(option, names, takers, field):
     """Raise an error about an option that does not exist, with the nearest ones."""
     if takers:
         raise Refused(
             f"{option.path}={option.value!r}: an option of {' and '.join(takers)}, "
             f"which {field} does not choose; leave it out"
         )
-    near = difflib.get_close_matches(option.name, known, n=3)
-    hint = f"allowed are {', '.join(sorted(known)) or 'none'}"
+    near = difflib.get_close_matches(option.name, names, n=3)
+    hint = f"allowed are {', '.join(sorted(names)) or 'none'}"
     if near:
         hint = f"did you mean {' or '.join(near)}? All: jaxcl options CONFIG --all"
     raise Refused(f"{option.path}: no such option; {hint}")

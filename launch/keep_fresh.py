@@ -10,7 +10,7 @@ the test parts of all sets when all is taught. After each step ROOT/table.md is 
 anew, with the columns of docs/updating.md; at the end ROOT/table.png shows old
 against new. The same command goes on where it was stopped.
 
-A set is an .npz file or a directory that jaxcl.data.convert wrote.
+A set is an .npz file or a directory that `jaxcl convert` wrote.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from jaxcl.data import storage
 from jaxcl.errors import Refused
 from jaxcl.index.ways import VERDICTS
 from jaxcl.report import numbers
-from jaxcl.run import encoder_folder, result_file, seeds
+from jaxcl.run import encoder_folder, result_file, seeds, updates
 
 CONFIG = "configs/keep_fresh.py"
 KNN, PROBE = "knn/class_incremental", "linear/class_incremental"
@@ -151,7 +151,7 @@ def steps(options) -> list[Step]:
         for name in options.rows:
             folder = place(options, name, seed)
             made += _updates(options, ROWS[name], seed, folder)
-            made += _judged(options, folder, updates(options, folder)[-1])
+            made += _judged(options, folder, update_folders(options, folder)[-1])
     paths = sets(options).values()
     for seed in options.seeds if options.retrain is None else options.retrain:
         run = place(options, "retrain", seed) / "run"
@@ -177,7 +177,7 @@ def sets(options) -> dict[str, str]:
     return {"old": options.old, **new}
 
 
-def updates(options, folder: pathlib.Path) -> list[pathlib.Path]:
+def update_folders(options, folder: pathlib.Path) -> list[pathlib.Path]:
     """The directories of the updates in a row's, in order."""
     numbered = range(1, len(options.new) + 1)
     return [folder / "encoder" / updates.UPDATES / f"{i:04d}" for i in numbered]
@@ -210,7 +210,7 @@ def _updates(options, row, seed, folder) -> list[Step]:
     """Teach a copy of the encoder one set after another."""
     have, own = place(options, "have") / "encoder", folder / "encoder"
     made = []
-    for path, workdir in zip(options.new, updates(options, folder), strict=True):
+    for path, workdir in zip(options.new, update_folders(options, folder), strict=True):
         words = [f"--run={own}", f"--data={path}"]
         words += [f"--test={options.old}", f"--old={options.old}", *SAME, *row.changes]
         words += [f"--config.train.epochs={options.epochs}"]
@@ -338,7 +338,9 @@ def line(options, title: str, folders: dict[int | None, pathlib.Path]) -> str:
         seeds.percent(seeds.mean_and_error(column))
         for column in zip(*values, strict=True)
     ]
-    workdirs = [x for folder in folders.values() for x in updates(options, folder)]
+    workdirs = [
+        x for folder in folders.values() for x in update_folders(options, folder)
+    ]
     verdicts = [workdir / updates.VERDICT for workdir in workdirs]
     reports = [storage.read_object(path) for path in verdicts if path.exists()]
     kept = index = passed = "-"

@@ -157,7 +157,9 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    made.add_argument("--data", required=True, help="CIFAR-10 as jaxcl.data.convert")
+    made.add_argument(
+        "--data", required=True, help="CIFAR-10 as `jaxcl convert` writes it"
+    )
     made.add_argument("--per-class", nargs="+", type=int, default=[100], metavar="M")
     made.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     sweep.add_options(made, ROWS, "runs/online")

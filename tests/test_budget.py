@@ -2,7 +2,7 @@
 
 import pytest
 
-from helpers import toy
+from helpers import run_directories, toy
 from jaxcl.config import budget
 from jaxcl.run import cost, job
 
@@ -60,3 +60,20 @@ def test_methods_of_other_cost_make_other_numbers_of_updates(tmp_path, capsys):
 def test_updates_and_a_budget_exclude_each_other(tmp_path):
     with pytest.raises(ValueError, match="replay.updates=2"):
         made(tmp_path, "er", updates=2, flops=1e9)
+
+
+def test_a_run_makes_the_updates_that_were_found(tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def found(*given):
+        asked.append(given)
+        return 3
+
+    monkeypatch.setattr(budget, "updates", found)
+    with run_directories.untraced():
+        work = made(tmp_path, "er", flops=1e5)
+    assert work.loop.replay.updates == 3 and "updates=3" in capsys.readouterr().out
+    ((per_image, images, count, name),) = asked
+    assert (per_image, images, name) == (1e5, 48, "er")
+    monkeypatch.setattr(cost, "count_flops", lambda step, *shapes, task: task)
+    assert count(1) == 7  # the last of eight tasks

@@ -4,6 +4,7 @@ import functools
 import json
 import pathlib
 import re
+import types
 
 import chex
 import jax
@@ -13,12 +14,22 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from helpers import config_files, run_directories, toy
+from helpers import config_files, eval_toy, run_directories, toy
 from jaxcl import sharding
-from jaxcl.config import build, resolve, sections
+from jaxcl.config import build, checks, resolve, sections
+from jaxcl.data import stream
 from jaxcl.evals import tsne
 from jaxcl.methods import two_view
-from jaxcl.run import cost, finish, job, log_file, metrics_log, result_file, train
+from jaxcl.run import (
+    cost,
+    evaluation,
+    finish,
+    job,
+    log_file,
+    metrics_log,
+    result_file,
+    train,
+)
 
 CONFIGS = sorted(pathlib.Path(__file__).parents[1].joinpath("configs").glob("*.py"))
 
@@ -360,6 +371,7 @@ def test_auto_is_what_the_devices_want_and_a_run_keeps_it(tmp_path):
         assert began("tpu", precision="auto") == "bfloat16"
         assert began("cpu", precision="auto") == "float32"
     assert began("tpu", precision="auto") == "bfloat16"
+    (tmp_path / "tpu" / log_file.FILE).write_text('{"step": 3, "task": 0}\n')
     with pytest.raises(ValueError, match="config.precision"):
         began("tpu", precision="float32")
 
@@ -374,3 +386,58 @@ def test_unwritable_run_directory(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
         build.build(toy.config(), tmp_path / "file" / "run")
+
+
+def test_an_encoder_to_start_from_takes_images_of_as_many_channels(monkeypatch):
+    folder = checks.encoder_folder
+    monkeypatch.setattr(folder, "exists_at", lambda path: path == "encoder")
+    card = {"input": {"channels": 3}}
+    monkeypatch.setattr(folder, "read_card", lambda path: card)
+    label = np.zeros(2, np.int32)
+    images = {n: np.zeros((2, 4, 4, n), np.uint8) for n in (1, 3)}
+    grey, colour = (stream.Examples(label, label, images[n]) for n in (1, 3))
+    read = stream.Examples(label, label, load=images[1].__getitem__)
+    graphs = stream.Examples(label, label, graphs=object())
+
+    def check(start, train, scenario="class"):
+        top = types.SimpleNamespace(start=start, scenario={"name": scenario})
+        checks.check_start(top, {}, train)
+
+    check("encoder", colour)
+    check(None, grey)
+    for start, images, scenario, words in (
+        ("encoder", grey, "class", "config.start='encoder'.* 3 .* 1"),
+        ("encoder", read, "class", "config.start='encoder'.* 3 .* 1"),
+        ("encoder", graphs, "class", "config.start='encoder'"),
+        ("encoder", colour, "after", "config.scenario.name='after'"),
+        (None, colour, "after", "config.scenario.name='after'"),
+        ("nowhere", colour, "after", "config.start='nowhere'"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            check(start, images, scenario)
+
+
+@pytest.mark.parametrize("asked", [None, True, False])
+def test_an_evaluator_waits_for_the_end_if_it_is_asked_to(asked):
+    parts = eval_toy.parts_of(embed=eval_toy.embed)
+    section = {"name": "knn", "last_only": asked}
+    made = evaluation.make({"a": section}, parts, None).evaluators["a"]
+    assert isinstance(made, evaluation.AtTheEnd) == bool(asked)
+
+
+@pytest.mark.parametrize("asked", [None, 1, 2, "task"])
+def test_batches_of_graphs_are_a_call_each(asked, tmp_path):
+    changes = {
+        "data": {"name": "rings_and_trees"},
+        "scenario": {"name": "growth", "evaluation": "none"},
+        "augment": {"name": "graphs"},
+        "encoder": {"name": "gcn", "width": 4, "layers": 1},
+        "method": {"name": "icl"},
+        "steps_per_call": asked,
+    }
+    if asked in (None, 1):
+        work = run_directories.untried(tmp_path, **changes)
+        assert work.loop.steps_per_call == 1 and work.data.graphs
+        return
+    with pytest.raises(ValueError, match="config.steps_per_call"):
+        run_directories.untried(tmp_path, **changes)

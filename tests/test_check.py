@@ -1,6 +1,7 @@
 """Is an update due? The two-sample test, and what `jaxcl check` advises."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -85,6 +86,57 @@ REPORT = {
 def test_advice(changes, advice):
     assert check._advise(REPORT | changes)[0] == advice
     assert len({*check.EXIT_CODES.values()}) == 3
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "limit", "alarm"),
+    [
+        ((80, 100), (50, 100), 0.02, True),
+        ((80, 100), (50, 100), 0.31, False),
+        ((4, 5), (3, 5), 0.02, False),
+        ((50, 100), (80, 100), 0.02, False),
+        ((80, 100), (80, 100), -0.1, False),
+    ],
+)
+def test_accuracies_on_other_images_are_compared_by_chance(before, now, limit, alarm):
+    """Fisher's exact test, one-sided, by counting."""
+    (a, m), (b, n) = before, now
+    ways = [
+        math.comb(m, k) * math.comb(n, a + b - k)
+        for k in range(m + 1)
+        if 0 <= a + b - k <= n
+    ]
+    least = max(a + b - n, 0)
+    p_value = sum(ways[a - least :]) / sum(ways)
+    found = check._compare_images(np.arange(m) < a, np.arange(n) < b, limit, 0.95)
+    assert found["accuracy_before"] == a / m
+    assert found["p_value_before"] == pytest.approx(p_value)
+    assert found["lower_than_before"] == alarm
+
+
+def test_sentences_have_the_numbers_of_a_check():
+    report = REPORT | {"images": {"new": 1234, "run": 321}, "remarks": ["A remark."]}
+    report |= {"p_value": 0.0321, "mmd": 0.4567, "folder": "checks/7"}
+    report |= {"advice": check.WAIT, "why": "of this"}
+    report["duplicates"] = {"images": 99, "of_the_run": 12, "among_themselves": 5}
+    report["duplicates"]["compared"] = True
+    pairs = {"before": 0.9, "after": 0.8, "loss": 0.1, "low": 0.05, "high": 0.15}
+    pairs |= {"lost": 30, "gained": 10, "images": 200, "confidence": 0.95}
+    accuracy = pairs | {"matrix": "knn/x", "verdict": "harmful", "remarks": ["So."]}
+    for more in ({}, {"accuracy": accuracy | {"accuracy_before": 0.77}}):
+        text = check.write_sentences(report | more)
+        words = ["A remark.", "do not differ", "p = 0.032", "0.457", "1,234", "321"]
+        words += ["5 % of them", "12 of 99", "5 repeat", "checks/7", check.WAIT]
+        words += ["of this"]
+        told = ["knn/x", "90.0 -> 80.0", "-10.0 points", "40 of 200", "harmful", "77.0"]
+        told += ["-15.0 to -5.0", "So."]
+        assert all(word in text for word in words), text
+        assert [word in text for word in told] == [bool(more)] * len(told)
+    report |= {"differ": True, "advice": check.LOOK}
+    report["duplicates"]["compared"] = False
+    other = check.write_sentences(report)
+    assert "do not differ" not in other and "not known" in other
+    assert "not known" not in text and check.LOOK in other
 
 
 def test_a_check_of_new_images(copy, capsys):  # noqa: F811

@@ -6,7 +6,7 @@ from jaxcl import cli, core, errors
 from jaxcl.config import command, files
 from jaxcl.data import storage
 from jaxcl.report import compare
-from jaxcl.run import terminal
+from jaxcl.run import lock, metrics_log, signals, terminal, train
 
 
 def said(capsys, *words):
@@ -128,6 +128,28 @@ def test_a_mistake_is_told_in_a_line_and_a_bug_with_its_traceback(
     assert str(error) in text and len(text.splitlines()) >= lines
     assert ("Traceback" in text) == (code == terminal.BUG)
     assert (len(text.splitlines()) == 1) == (code == 2)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (train.Interrupted("saved at step 7"), signals.STOPPED),
+        (lock.LockHeldError("runs/a: process 3 works in it"), 2),
+        (lock.LockLostError("runs/a: it was taken"), 1),
+        (metrics_log.Diverged("loss is nan at step 3"), 1),
+        (OSError("the disk is full"), 1),
+    ],
+)
+def test_what_ends_a_run_has_a_code_of_its_own(capsys, error, code):
+    def work(made, stop):
+        assert made == "made" and not stop()
+        raise error
+
+    assert command.run_until_signal(lambda: "made", work) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(error) in line and ("continues" in line) == (code == signals.STOPPED)
+    assert command.run_until_signal(lambda: 1, lambda *_: None) == 0
+    assert command.run_until_signal(lambda: 1, lambda *_: 3) == 3
 
 
 def test_every_command_shows_a_bug(capsys, monkeypatch):

@@ -7,10 +7,11 @@ import jax
 import numpy as np
 import pytest
 
-from helpers import toy
+from helpers import run_directories, toy
+from jaxcl import core, sharding
 from jaxcl.config import build
 from jaxcl.data import graph_arrays, graph_batches, scenarios, stream, toys
-from jaxcl.run import checkpoint, log_file, metrics_log, result_file, train
+from jaxcl.run import checkpoint, job, log_file, metrics_log, result_file, train
 
 EVALUATORS = {"knn": {"k": 5}}
 
@@ -269,3 +270,94 @@ def test_parts_of_a_batch_lie_side_by_side():
     )
     pairs = zip(alone, (leaf[1] for leaf in first["graph"]), strict=True)
     assert all(np.array_equal(a, b) for a, b in pairs)
+
+
+def counted(workdir, loss_of, untrained=False, **changes):
+    """A job and a step that only counts: no network trains, nothing is compiled.
+
+    Args:
+      loss_of: (step, its epoch in the task) -> its loss.
+
+    Returns:
+      The job, its step, and the list of (step, task) that an evaluator fills.
+    """
+    small = {"encoder": {"name": "mlp", "widths": (2,)}, "method.base": "simclr"}
+    work = run_directories.untried(workdir, **small, **changes)
+    judged = []
+
+    def judge(state, task):
+        judged.append((int(state.step), task))
+        row = np.full(len(work.stream.tasks), 0.1 * len(judged))
+        return core.Result({"row": row}, {"count": float(len(judged))})
+
+    def step(state, resident, batches, count):
+        step.calls += 1
+        with jax.transfer_guard("allow"):
+            now, begun = int(state.step), int(state.task_start)
+            epoch = (now - begun) // work_steps(work, int(state.task))
+            state = state.replace(step=sharding.replicate(np.int32(now + 1), work.mesh))
+        return state, {"loss": np.float32([loss_of(now, epoch)])}
+
+    step.calls = 0
+    work = toy.change(work, evaluators={"a": judge}, untrained=untrained)
+    return work, step, judged
+
+
+def work_steps(work, task):
+    """Steps of an epoch."""
+    source = work.stream.tasks[task].train
+    return job.schedule(work, source, task).steps_per_epoch
+
+
+def test_a_run_ends_tasks_by_patience_and_evaluates_when_it_is_due(tmp_path):
+    work, step, judged = counted(
+        tmp_path,
+        lambda now, epoch: (1.0, 0.5, 2.0)[epoch],
+        **{"epochs": 5, "patience": 1, "eval_epochs": 2, "first_tasks": 2},
+        untrained=True,
+    )
+    results = train.run_tasks(work, tmp_path, step=step)
+    size = work_steps(work, 0)
+    two = 3 * size + 2 * work_steps(work, 1)
+    end = 3 * size + 3 * work_steps(work, 1)
+    assert judged == [(0, 0), (2 * size, 0), (3 * size, 0), (two, 1), (end, 1)]
+    np.testing.assert_allclose(results["untrained"]["a/row"], 0.1)
+    assert [x["a/count"] for x in results["scalars"][:2]] == [3.0, 5.0]
+    state = toy.saved(work, tmp_path).state
+    assert (int(state.step), int(state.task_steps)) == (end, end - 3 * size)
+    for task in "01":
+        found = results["convergence"][task]
+        told = [(found[x]["number"], found[x]["loss"]) for x in ("best", "last")]
+        assert told == [(2, 0.5), (3, 2.0)]
+    rows = log_file.read_rows(tmp_path)
+    epochs = [(row["step"], row["epoch"]["number"]) for row in rows if "epoch" in row]
+    assert epochs[:3] == [(size, 1), (2 * size, 2), (3 * size, 3)]
+    assert [row["step"] for row in rows if "eval" in row] == [x for x, _ in judged]
+    again = train.run_tasks(work, tmp_path, step=None)  # nothing is left to do
+    assert again["scalars"] == results["scalars"] and len(judged) == 5
+
+
+def test_an_evaluation_comes_every_few_steps_and_a_stop_before_it_is_kept(tmp_path):
+    asked = []
+    work, step, judged = counted(
+        tmp_path, lambda now, epoch: 1.0, epochs=2, eval_every=2, first_tasks=1
+    )
+    steps = 2 * work_steps(work, 0)
+    with pytest.raises(train.Interrupted, match="step 2"):
+        train.run_tasks(
+            work, tmp_path, step=step, stop=lambda: asked.append(1) or len(asked) > 2
+        )
+    assert judged == []
+    train.run_tasks(work, tmp_path, step=step)
+    want = [*range(2, steps, 2), steps]
+    assert judged == [(number, 0) for number in want]
+    assert step.calls == steps  # the stopped run had saved its own
+
+
+def test_a_loss_that_is_no_number_names_its_step_and_task(tmp_path):
+    work, step, judged = counted(
+        tmp_path, lambda now, epoch: np.nan if now == 2 else 1.0, first_tasks=1
+    )
+    with pytest.raises(metrics_log.Diverged, match=r"loss is nan at step 3 .task 1"):
+        train.run_tasks(work, tmp_path, step=step)
+    assert judged == []

@@ -120,6 +120,21 @@ def test_other_features_are_not_overwritten(root, work, whole, tmp_path):
     assert cli.main(words) == 2
 
 
+def test_the_command_takes_a_section_as_json(root, monkeypatch, capsys):
+    calls = []
+
+    def write(work, out, **options):
+        calls.append((len(work.parts.stream.dataset.test.label), out, options))
+
+    monkeypatch.setattr(embed, "write_features", write)
+    data = '{"name": "digits", "size": 8, "validation": 0.1}'
+    words = [f"--encoder={root}/encoder", f"--data={data}", "--out=x.npz"]
+    assert cli.main(["features", *words, "--batch-size=7"]) == 0
+    ((rows, out, options),) = calls
+    assert (rows, out, options["batch_size"]) == (359, "x.npz", 7)
+    assert not options["stop"]() and "x.npz" in capsys.readouterr().out
+
+
 def test_damaged_files_are_refused(tmp_path):
     rows = np.zeros((4, 3), np.float32)
     for suffix in ("npz", "safetensors"):

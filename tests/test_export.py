@@ -18,14 +18,14 @@ from safetensors import numpy as tensors
 
 import jaxcl
 import test_methods
-from helpers import config_files, pages, run_directories, toy
+from helpers import config_files, graph_sets, pages, run_directories, toy
 from jaxcl import cli
 from jaxcl.config import build, checks
 from jaxcl.data import graph_arrays, stream, toys
 from jaxcl.data.augment import images as augment_images
 from jaxcl.evals import embedding
 from jaxcl.nets import positions
-from jaxcl.run import checkpoint, encoder_folder, finish, result_file, train
+from jaxcl.run import checkpoint, encoder_folder, finish, result_file
 from jaxcl.weights import encoder, export, pytorch, writer
 
 PAGE = (pathlib.Path(__file__).parents[1] / "docs" / "export.md").read_text()
@@ -37,10 +37,9 @@ RUN |= {"augment.crop": False, "augment.jitter_probability": 0.0}
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run of one task, in truth trained, and its export."""
+    """A run with any numbers after the first of five tasks, and its export."""
     workdir = tmp_path_factory.mktemp("run")
-    changes = {**RUN, "evaluators": {"knn": {"k": 5}}}
-    train.run_tasks(run_directories.untried(workdir, tasks=1, **changes), workdir)
+    run_directories.run_of(workdir, **RUN)
     out = tmp_path_factory.mktemp("out") / "deep" / "export"
     before = run_directories.contents(workdir)
     card = export.export(str(workdir), str(out))
@@ -200,6 +199,28 @@ def test_graphs(of_graphs):
         made.prepare(np.zeros((2, 8, 8, 1), np.uint8))
 
 
+def test_an_encoder_takes_graphs_of_as_many_features():
+    section = export._describe_architecture(
+        {"encoder": {"name": "gin", "width": 4, "layers": 1}}
+    )
+    inputs, module = {"kind": "graphs", "features": 3}, encoder.make_module(section)
+    blank, rng = encoder.blank_inputs(inputs), np.random.default_rng(0)
+    like = jax.eval_shape(lambda key: module.init(key, blank), jax.random.key(0))
+    filled = jax.tree.map(lambda x: rng.uniform(0.2, 0.7, x.shape).astype("f4"), like)
+    card = {"encoder": section, "input": inputs}
+    made = encoder.make_encoder(card, filled["params"], filled["batch_stats"])
+    examples = graph_sets.random_set(4, rng, features=3)
+    batch = graph_arrays.pad_batch(
+        examples, np.arange(3), nodes=64, edges=256, graphs=4
+    )
+    want = module.apply(filled, batch)
+    np.testing.assert_allclose(made.embed(batch), want, rtol=1e-5)
+    assert made.embed(batch)[0].any() and "graphs" in repr(made)
+    for wrong in (batch._replace(features=np.zeros((64, 99), "f4")), batch.features):
+        with pytest.raises(ValueError, match="99 features|ndarray"):
+            made.embed(wrong)
+
+
 # Images of other sizes
 
 
@@ -261,10 +282,8 @@ def test_the_card_of_a_trained_run(trained):
     method = card["method"]
     names = method["base"]["name"], method["strategy"]["name"]
     assert names == ("simclr", "finetune")
-    results = result_file.read_results(workdir)
-    row = results["matrices"]["knn/class_incremental"][0]
-    found = card["results"]["matrices"]["knn/class_incremental"]
-    assert found == {"accuracy": row, "average": row[0]}
+    found = card["results"]["matrices"]["knn/x"]
+    assert found == {"accuracy": [0.5, *[None] * 4], "average": 0.5}
     newest = max(int(p.name) for p in (workdir / "checkpoints").iterdir())
     assert card["checkpoint"]["number"] == newest
     assert card["config"] == json.loads((workdir / "config.json").read_text())
@@ -274,6 +293,12 @@ def test_the_card_of_a_trained_run(trained):
     count = sum(x.size for name, x in leaves.items() if name.startswith("params/"))
     assert card["parameters"] == count and "stats/bn3/var" in leaves
     assert card["versions"]["jax"] == jax.__version__
+
+
+def test_a_network_computes_in_the_precision_of_its_card():
+    section = {"name": "mlp", "widths": (3,)}
+    for more, dtype in (({}, jnp.float32), ({"precision": "bfloat16"}, jnp.bfloat16)):
+        assert encoder.make_module(section | more).dtype == dtype
 
 
 def test_precision_and_pooled_windows_are_kept(tmp_path):
@@ -623,15 +648,30 @@ def test_positions_are_for_the_images_trained_on(kind, registers):
 def test_networks_that_pytorch_has_not_are_refused(trained, tmp_path, capsys):
     match = r"--torch: config\.encoder\.name='conv_net'"
     check_refused(match, trained[0], tmp_path / "out", capsys, "--torch")
-    run_directories.run_of(
-        tmp_path / "run", encoder=run_directories.RESNET | {"padding": "same"}
-    )
-    match = r"--torch: config\.encoder\.padding='same'"
-    check_refused(match, tmp_path / "run", tmp_path / "out", capsys, "--torch")
     assert not (tmp_path / "out").exists()
-    export.export(str(tmp_path / "run"), str(tmp_path / "out"))
-    with pytest.raises(ValueError, match=r"padding='same'"):
-        pytorch.torch_state(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("section", "field"),
+    [
+        ({"name": "resnet", "padding": "same"}, "padding='same'"),
+        (
+            {"name": "vit", "positions": "rotary", "qkv_bias": "all"},
+            "qkv_bias='all'",
+        ),
+        ({"name": "vit", "positions": "rotary", "qkv_bias": "query_value"}, None),
+        ({"name": "vit", "positions": "learned", "qkv_bias": "all"}, None),
+        ({"name": "convnext", "depths": (1, 1), "patch": 4}, "depths=(1, 1)"),
+        ({"name": "convnext", "depths": None, "patch": 2}, "patch=2"),
+        ({"name": "convnext", "depths": (1, 1, 2, 1), "patch": 4}, None),
+        ({"name": "resnet", "padding": "torch"}, None),
+    ],
+)
+def test_options_that_pytorch_has_not_are_refused(section, field):
+    if field is None:
+        return pytorch.check_supported(section)
+    with pytest.raises(ValueError, match=re.escape(field)):
+        pytorch.check_supported(section)
 
 
 def test_the_commands_and_the_code_of_the_page(residual, tmp_path, monkeypatch, capsys):

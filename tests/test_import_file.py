@@ -1,5 +1,6 @@
 """Weights of other libraries: read safely, fitted whole or refused by name."""
 
+import contextlib
 import io
 import json
 import os
@@ -196,6 +197,44 @@ def test_wrong_options_are_refused(options, match, tmp_path):
     check_refused(match, write(tmp_path / "file.safetensors", theirs), **options)
 
 
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        (dict(heads=2, epsilon=None), "--heads"),
+        (dict(features="mean"), "--features"),
+        (dict(size=0), "--size=0"),
+    ],
+)
+def test_options_of_a_transformer_are_not_for_a_resnet(options, field, tmp_path):
+    source, _ = of_resnet(tmp_path / "file.safetensors")
+    check_refused(field, source, "resnet", **({"heads": None, "size": 32} | options))
+
+
+def test_images_are_large_enough_for_the_stages_of_a_convnext():
+    section = {"name": "convnext", "patch": 4, "depths": [1, 1, 1]}
+    for size in (15, 16):
+        held = contextlib.nullcontext()
+        if size < 16:
+            held = pytest.raises(ValueError, match=r"--size=15: must be 16 ")
+        with held:
+            found = import_file._find_sizes(section, {"resize": 20}, size, None)
+    assert found == {"size": 16, "resize": 16, "interpolation": "bicubic"}
+
+
+def test_a_summary_names_what_was_left_out_and_the_licence():
+    images = {"size": 8, "resize": 9, "mean": [0.5], "std": [0.2]}
+    imported = {"names": "timm", "licence": "mit", "dropped": [f"x{i}" for i in "0123"]}
+    card = {"encoder": {"name": "resnet"}, "parameters": 4321, "num_features": 16}
+    card |= {"imported": imported, "input": images | {"interpolation": "bicubic"}}
+    imported["dropped"] += [f"y{i}" for i in range(6)] + ["a.num_batches_tracked"]
+    said = import_file.summarise_card(card)
+    assert "4,321" in said and "16" in said and "mit" in said and "heads" not in said
+    assert "x3, y0, y1, y2, y3 and 2 more" in said and "tracked" not in said
+    imported |= {"dropped": ["x0"], "licence": None}
+    said = import_file.summarise_card(card)
+    assert "x0" in said and "more" not in said and "licence" not in said
+
+
 def test_one_of_two_networks_is_chosen_by_its_prefix(tmp_path):
     one, two = foreign("timm"), foreign("timm", seed=5)
     both = {f"model.student.{n}": x for n, x in one[0].items()}
@@ -344,6 +383,14 @@ def beside(folder, config=None, preprocessor=None):
         ),
         ({"size": 224, "do_center_crop": False}, {"size": 224, "resize": 224}),
         (
+            {"size": 256, "do_center_crop": False, "crop_size": 224},
+            {"size": 256, "resize": 256},
+        ),
+        (
+            {"size": 60, "crop_size": {"height": 56, "width": 56}},
+            {"size": 56, "resize": 60},
+        ),
+        (
             {"size": 256, "do_center_crop": True, "crop_size": 224},
             {"size": 224, "resize": 256},
         ),
@@ -377,6 +424,13 @@ def test_an_unusual_image_processor_is_refused(odd, tmp_path):
         beside(tmp_path, preprocessor=MOMENTS | {"size": 56} | odd)
 
 
+def test_images_are_as_those_of_imagenet_unless_the_table_says_otherwise():
+    usual = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+    for name, known in architectures.ARCHITECTURES.items():
+        found = {x: (known.images or usual)[x] for x in usual}
+        assert (found == usual) == (name not in ("augreg", "resnet_plain")), name
+
+
 def test_how_timm_prepares_images_and_what_it_says_of_the_network(tmp_path):
     images = {"mean": SAID["mean"], "std": SAID["std"], "input_size": [3, 224, 224]}
     images |= {"crop_pct": 0.9, "interpolation": "bicubic", "license": "mit"}
@@ -386,6 +440,17 @@ def test_how_timm_prepares_images_and_what_it_says_of_the_network(tmp_path):
     want = SAID | {"size": 224, "resize": 248, "interpolation": "bicubic"}
     assert found.images == want and found.licence == "mit"
     assert found.network == {"heads": 7}
+    for crop, share, resize in (("border", 0.9, 224), ("center", None, 256)):
+        cut = images | {"crop_mode": crop, "crop_pct": share}
+        found = beside(tmp_path, config | {"pretrained_cfg": cut})
+        assert found.images["resize"] == resize
+    found = beside(tmp_path, {"architecture": "x", **images})  # as older files have it
+    assert found.images == want and found.licence == "mit"
+    assert (
+        beside(tmp_path, config | {"pretrained_cfg": {"license": "mit"}}).images == {}
+    )
+    with pytest.raises(ValueError, match=r"config\.json.*'mean'"):
+        beside(tmp_path, config | {"pretrained_cfg": {"input_size": [3, 8, 8]}})
     config["architecture"] = "resnetblur50"  # by the tensors it is a ResNet-50
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match="resnetblur50"):
@@ -462,6 +527,15 @@ def test_parts_of_a_file_and_sixteen_bits(tmp_path):
     np.testing.assert_allclose(found["a"], x, atol=4e-3)
     np.testing.assert_allclose(found["b"], x, atol=4e-4)
     assert sorted(hashes) == [index.name, "one.safetensors", "two.safetensors"]
+    with pytest.raises(ValueError, match=r"folder.*model\.safetensors\.index.*one"):
+        files.read_tensors(tmp_path)
+    write(tmp_path / "two.safetensors", {"a": x})
+    with pytest.raises(ValueError, match="'a'"):
+        files.read_tensors(index)
+    for text in ("{", '{"weight_map": 3}', "{}"):
+        index.write_text(text)
+        with pytest.raises(ValueError, match="index"):
+            files.read_tensors(index)
     for name in ("../one.safetensors", "/etc/passwd", 3):
         index.write_text(json.dumps({"weight_map": {"a": name}}))
         with pytest.raises(ValueError, match="beside|index"):

@@ -57,7 +57,7 @@ def test_pinned_flags_are_those_of_a_new_process_and_come_back(pair):
 
 STEPS = {
     "two_view": {"method.base": "mocov2plus", "method.strategy": "pnr"},
-    "er": toy.ONLINE | {"method": {"name": "er"}},
+    "er": toy.ONLINE | {"method": {"name": "er"}, "encoder": {"name": "mlp"}},
 }
 
 

@@ -2,11 +2,12 @@
 
 import functools
 
+import jax
 import pytest
 
-from helpers import toy
+from helpers import run_directories, toy
 from jaxcl import metrics
-from jaxcl.run import finish, result_file, train
+from jaxcl.run import finish, job, result_file, train
 
 SMALL = {
     "scenario.num_tasks": 2,
@@ -48,6 +49,59 @@ def first(root):
     return finish.run_job(work, root / "first")
 
 
+def test_each_task_is_a_run_of_its_own(tmp_path, monkeypatch):
+    """What trains is another test's subject: here one says what it was given."""
+    work = run_directories.untried(tmp_path / "run", **SMALL, first_tasks=2)
+    judged, runs = [], []
+    single = toy.change(
+        work,
+        evaluators={"knn": lambda state, task: judged.append((state, task))},
+        start="another run",
+        tensorboard=True,
+        loggers=("one",),
+    )
+    evaluation = work.evaluation._replace(single_tasks=lambda asked: single)
+    stream = work.stream._replace(tasks=(*work.stream.tasks, work.stream.tasks[0]))
+    work = toy.change(work._replace(evaluation=evaluation), stream=stream)
+
+    def run_tasks(only, place, *, stop, step):
+        (task,) = only.stream.tasks
+        only.evaluation.evaluators["knn"]("state", 0)
+        quiet = only.logging
+        assert not (quiet.tensorboard or quiet.loggers or quiet.progress)
+        assert quiet.quiet and only.loop.start is None and task.index == 0
+        runs.append((place.name, task.classes.tolist(), step, stop))
+        return {"matrices": {"knn/x": [[0.1, 0.2, 0.3]], "knn/y": [[0.4, 0.5, 0.6]]}}
+
+    monkeypatch.setattr(train, "run_tasks", run_tasks)
+    monkeypatch.setattr(job, "compile_step", lambda asked: "another step")
+    found = finish.single_tasks(work, tmp_path, stop="stop", step="a step")
+    assert found == {"knn/x": [0.1, 0.2, None], "knn/y": [0.4, 0.5, None]}
+    classes = [task.classes.tolist() for task in work.stream.tasks[:2]]
+    assert judged == [("state", 0), ("state", 1)]
+    assert runs == [(f"task_{i}", classes[i], "a step", "stop") for i in range(2)]
+    other = work.method._replace(labelled=not work.method.labelled)
+    single = single._replace(method=other)
+    finish.single_tasks(work, tmp_path, stop="stop", step="a step")
+    assert runs[-1][2] == "another step"
+
+
+@pytest.mark.parametrize("strategy", ["pnr", "finetune"])
+def test_a_task_alone_is_trained_by_the_base_without_its_strategy(tmp_path, strategy):
+    changes = SMALL | {"method.strategy": strategy}
+    with run_directories.untraced():
+        work = toy.job(tmp_path / "run", **changes)
+        single = work.evaluation.single_tasks(work)
+    assert single.evaluation.evaluators.keys() == {"knn"}
+    assert (single.method is work.method) == (strategy == "finetune")
+    with run_directories.untraced():
+        plain = toy.job(tmp_path / "plain", **SMALL | {"method.strategy": "finetune"})
+    state, like = (job.shapes(x.method, x.data)[0] for x in (single, plain))
+    assert jax.tree.structure(state) == jax.tree.structure(like)
+    theirs = work.evaluation.evaluators["knn"]
+    assert (single.evaluation.evaluators["knn"] is theirs) == (strategy == "finetune")
+
+
 def test_it_is_the_accuracy_of_the_base_alone(root, first):
     results = first
     assert set(results["finetune"]) == {"knn/class_incremental", "knn/task_aware"}
@@ -81,6 +135,16 @@ def test_another_strategy_takes_it_from_there_and_trains_nothing(root, first):
     assert again["finetune"] == first["finetune"]
 
 
+@pytest.fixture(scope="module")
+def left(root):
+    """What a run leaves that has measured FT_i."""
+    with run_directories.untraced():
+        work = work_of(root / "left", **{"method.strategy": "pnr"})
+    results = run_directories.results_of(work, 2) | {"finetune": {"knn/x": [0.1, 0.2]}}
+    result_file.write_results(root / "left", results)
+    return str(root / "left")
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -98,12 +162,17 @@ def test_another_strategy_takes_it_from_there_and_trains_nothing(root, first):
         {"evaluators": {"knn": {"k": 6}}},
     ],
 )
-def test_a_run_that_would_find_other_numbers_is_refused(root, first, changes, tmp_path):
-    with pytest.raises(ValueError, match="plasticity_from.*differ"):
-        work_of(tmp_path, plasticity_from=str(root / "first"), **changes)
+def test_a_run_that_would_find_other_numbers_is_refused(left, changes, tmp_path):
+    with run_directories.untraced():
+        with pytest.raises(ValueError, match="plasticity_from.*differ"):
+            work_of(tmp_path, plasticity_from=left, **changes)
 
 
-def test_a_run_that_has_not_measured_it_is_refused(root, first, tmp_path):
-    for name in ("nowhere", "first/single/task_0"):
-        with pytest.raises(ValueError, match="plasticity_from"):
-            work_of(tmp_path, plasticity_from=str(root / name))
+def test_another_strategy_takes_the_numbers_of_a_run_that_has_them(left, tmp_path):
+    with run_directories.untraced():
+        work = work_of(tmp_path / "one", plasticity_from=left)
+        assert work.evaluation.single_tasks == {"knn/x": [0.1, 0.2]}
+        work_of(tmp_path / "none", plasticity=False)
+        for name in ("nowhere", "none"):
+            with pytest.raises(ValueError, match="plasticity_from"):
+                work_of(tmp_path / "two", plasticity_from=str(tmp_path / name))

@@ -1,6 +1,7 @@
 """Formats of pictures, and the words of their titles."""
 
 import io
+import types
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from PIL import Image
 from helpers import toy
 from jaxcl import plots
 from jaxcl.config import build
+from jaxcl.data import stream
 from jaxcl.run import finish
 
 MATRIX = np.where(np.tri(3) > 0, np.linspace(0, 1, 9).reshape(3, 3), np.nan)
@@ -42,6 +44,60 @@ def test_a_run_that_is_over_draws_its_pictures_anew(tmp_path):
     (tmp_path / "plots" / "curves.png").unlink()
     finish.run_job(build.build(config, tmp_path), tmp_path)
     assert (tmp_path / "plots" / "curves.png").exists()
+
+
+def test_a_summary_is_the_longest_curve_above_images_of_every_kind(monkeypatch):
+    label, domain = np.arange(24) % 3, np.arange(24) // 3 % 2
+    images = np.broadcast_to(np.arange(24)[:, None, None, None], (24, 2, 2, 1))
+    examples = stream.Examples(label, domain, images)
+    tasks = [
+        types.SimpleNamespace(train=types.SimpleNamespace(rows=np.arange(i, 24)))
+        for i in range(9)
+    ]
+    data = types.SimpleNamespace(train=examples)
+    work = types.SimpleNamespace(
+        stream=types.SimpleNamespace(dataset=data, tasks=tasks),
+        config={"method": {"name": "two_view", "strategy": {"name": "pnr"}}},
+    )
+    none, drawn = np.nan, []
+    matrices = {
+        "knn/all": [[0.1, none, none], [0.1, 0.1, none], [0.1, 0.1, 0.1]],
+        "late/x_incremental": [[none] * 3, [0.5, 0.5, none], [0.5, 0.5, 0.5]],
+        "probe/x_incremental": [[0.9, none, none], [none] * 3, [none] * 3],
+        "knn/x_incremental": [[0.6, none, none], [0.3, 0.5, none], [none] * 3],
+    }
+    results = {"matrices": matrices, "untrained": {"knn/x_incremental": [0.2, 0.4]}}
+
+    def summary(curves, strips, path, *, title):
+        drawn.append((curves, [[x[0, 0, 0] for x in strip] for strip in strips], path))
+
+    monkeypatch.setattr(plots, "summary", summary)
+    finish._draw_summary(work, results, "path")
+    ((curves, strips, path),) = drawn
+    assert path == "path" and list(curves) == ["pnr", "untrained"]
+    np.testing.assert_allclose(curves["pnr"], [0.6, 0.4])
+    np.testing.assert_allclose(curves["untrained"], [0.3])
+    assert strips == [[*range(i, i + 6)] for i in range(8)]
+    work.config["method"] = {"name": "er"}
+    finish._draw_summary(work, results | {"untrained": {}}, "path")
+    assert list(drawn[-1][0]) == ["er"]
+    for changed in (images[..., [0, 0]], None):
+        data.train = examples._replace(images=changed)
+        finish._draw_summary(work, results, "path")
+    data.train = examples
+    finish._draw_summary(work, {"matrices": {"knn/x_incremental": [[0.5]]}}, "path")
+    assert len(drawn) == 2
+
+
+def test_a_metric_is_drawn_over_the_steps_that_have_it(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(plots, "per_step", lambda *x, **more: drawn.append((x, more)))
+    rows = [{"step": 1, "pull_back": 0.5}, {"step": 2}, {"step": 3, "pull_back": 0.25}]
+    finish._draw_metric(rows, "pull_back", [2, 3], "path")
+    finish._draw_metric(rows, "absent", [2, 3], "path")
+    (((curve, *rest), more),) = drawn
+    np.testing.assert_array_equal(curve["pull_back"], [[1, 3], [0.5, 0.25]])
+    assert rest == ["path", [2, 3]] and more["ylabel"] == "pull back"
 
 
 def test_a_notebook_shows_the_picture_of_a_run():

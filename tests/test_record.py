@@ -385,7 +385,10 @@ def test_a_result_below_the_untrained_network_is_said(after, below):
         "cost": {"total": None},
     }
     assert (result_file.below_untrained(results) == ["knn/all"]) == below
-    assert ("knn/all: " in finish.format_results(results)) == below
+    text = finish.format_results(results)
+    assert ("knn/all: " in text) == below
+    heads = "average", "forgetting", "stability", "plasticity", "untrained"
+    assert text.splitlines()[0].split()[-5:] == [*heads]
 
 
 def test_the_end_says_where_a_run_lies_and_what_comes_next(tmp_path):

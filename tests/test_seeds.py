@@ -4,14 +4,18 @@ import json
 
 import numpy as np
 import pytest
+from etils import epath
 
 from helpers import toy
 from jaxcl.config import build
 from jaxcl.data import stream
+from jaxcl.errors import Refused
 from jaxcl.run import finish, result_file, seeds, train
 
 RUNS = toy.ONLINE | {
     "method": {"name": "er"},
+    "encoder": {"name": "mlp", "widths": (8,)},
+    "augment.jitter_probability": 0.0,
     "scenario.num_tasks": 5,
     "epochs": 1,
     "seed": 3,
@@ -98,6 +102,34 @@ def test_more_seeds_may_follow_and_wrong_ones_are_refused(apart):
         build.build(toy.config(**{**RUNS, "seeds": 0}), workdir)
     with pytest.raises(ValueError, match="config.epochs"):
         build.build(toy.config(**{**RUNS, "epochs": 2}), workdir)
+
+
+def test_each_seed_has_a_folder_and_all_one_program(tmp_path, monkeypatch, capsys):
+    """What trains is another test's subject: here one says what it was given."""
+    runs, compiled = [], []
+
+    def make(seed):
+        if seed == 9:
+            raise Refused("config.x: is wrong")
+        return f"job {seed}"
+
+    def run_one(own, place, stop, step):
+        runs.append((own, place.name, stop, step))
+        row = np.array([0.1 * len(runs)])
+        results = result_file.empty_results(1)
+        return result_file.add_task(results, 0, {"knn/x": row}, {}, 1.0)
+
+    monkeypatch.setattr(finish, "_run_one", run_one)
+    monkeypatch.setattr(finish.job, "compile_step", lambda x: compiled.append(x) or 7)
+    work = seeds.SeedRuns((3, 4), make)
+    found = finish._run_seeds(work, epath.Path(tmp_path), "stop")
+    assert runs == [(f"job {i}", f"seed_{i}", "stop", 7) for i in (3, 4)]
+    assert compiled == ["job 3"]
+    assert found["knn/x"]["average_accuracy"]["mean"] == pytest.approx(0.15)
+    assert found == json.loads((tmp_path / seeds.SUMMARY).read_text())
+    assert "15.0 +- 5.0" in capsys.readouterr().out
+    with pytest.raises(Refused, match="seed 9: config.x"):
+        finish._run_seeds(work._replace(seeds=(9,)), epath.Path(tmp_path), "stop")
 
 
 def test_spread():

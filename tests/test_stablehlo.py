@@ -142,9 +142,9 @@ def test_the_command_writes_onnx_for_a_run_and_for_an_encoder(tmp_path, capsys):
     pytest.importorskip("onnx", reason="jaxcl[onnx] has it")
     run, out, again = (str(tmp_path / name) for name in ("run", "out", "again"))
     run_directories.run_of(tmp_path / "run")
-    assert export.main([f"--run={run}", f"--out={out}", "--onnx"]) == 0
+    assert cli.main(["export", f"--run={run}", f"--out={out}", "--onnx"]) == 0
     assert "ONNX" in capsys.readouterr().out
-    assert export.main([f"--run={out}", f"--out={again}", "--onnx=float32"]) == 0
+    assert cli.main(["export", f"--run={out}", f"--out={again}", "--onnx=float32"]) == 0
     made = encoder.load_encoder(again, check=True)
     size, channels = (made.card["input"][key] for key in ("size", "channels"))
     images = np.random.default_rng(3).integers(0, 256, (3, size, size, channels), "u1")
@@ -152,4 +152,4 @@ def test_the_command_writes_onnx_for_a_run_and_for_an_encoder(tmp_path, capsys):
     for folder, given in ((out, images), (again, np.asarray(made.prepare(images)))):
         data = (tmp_path / folder / onnx_program.FILE).read_bytes()
         np.testing.assert_allclose(run_onnx(data, given), want, rtol=2e-4, atol=2e-5)
-    assert export.main([f"--run={out}", f"--out={tmp_path / 'x'}"]) == 2
+    assert cli.main(["export", f"--run={out}", f"--out={tmp_path / 'x'}"]) == 2

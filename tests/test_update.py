@@ -38,6 +38,7 @@ RUN = {
     "method.base": "simclr",
     "method.strategy": "pnr",
     # What trains is no subject here: a step that compiles in half of the time.
+    "encoder": {"name": "mlp", "widths": (16,), "batch_norm": True},
     "augment.crop": False,
     "augment.jitter_probability": 0.0,
 }
@@ -77,7 +78,8 @@ def config(**changes):
         place = made
         for part in section.split(".") if section else ():
             place = place[part]
-        place[name] = value
+        with place.ignore_type():
+            place[name] = value
     return made.to_dict()
 
 
@@ -444,11 +446,14 @@ def test_the_command_rolls_back_and_resumes(copy):
 
 def test_an_unfinished_update_is_not_mixed_with_another(copy):
     work = plan(copy)
-    build.build(ml_collections.ConfigDict(work.config), work.workdir)
+    with run_directories.untraced():
+        made = build.build(ml_collections.ConfigDict(work.config), work.workdir)
+    state = run_directories.random_state(made)
+    run_directories.save(made, work.workdir, state, done=5)
     np.savez(copy / "more.npz", train_x=PIXELS[240:360])
     other = plan(copy, data="more.npz")
     assert other.workdir == work.workdir
-    with pytest.raises(ValueError, match=r"0001: .*data\.path.*more\.npz"):
+    with pytest.raises(ValueError, match=r"(?s)0001: .*data\.path.*more\.npz"):
         update_command.carry_out(other)
 
 
@@ -680,6 +685,130 @@ def test_limits(limits, count):
     if not limits:
         numbers = re.findall(r"\d+\.?\d*", said[0])
         assert "a/all" in said[0] and [float(x) for x in numbers] == [4.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("measure", "better", "words"),
+    [
+        ("precision", "forward", ["old encoder is better", "best index"]),
+        ("precision", "back", ["old encoder is better", "does not help"]),
+        ("neighbours", "forward", ["best index"]),
+    ],
+)
+def test_sentences_have_the_numbers_of_a_report(measure, better, words):
+    share = {"forward_10": 0.61, "forward_25": 0.62, "forward_50": 0.63, "old": 0.9}
+    ways = ways_of(measure, **share, **{better: 0.57})
+    ways = {way: {measure: [x - 0.05 for x in v[measure]]} for way, v in ways.items()}
+    report = {
+        "accuracy": {"knn/x": {"before": 0.512, "after": 0.45, "change": -0.062}},
+        "asked": {"limits": {"accuracy_drop": 0.02}},
+        "average": {"share": 0.25},
+        "drift": MOVED,
+        "ways": ways,
+        "index": "upgrade",
+        "accepted": True,
+        "broken": [],
+        "run": "runs/new",
+        "parent": "runs/old",
+    }
+    text = update_verdict.write_sentences(report)
+    for word in (
+        *("knn/x", "51.2 % before", "45.0 % after", "-6.2 points", "2.0 points"),
+        *("25 % of the new", "75 % of the old", "85 %", "70 %"),
+        *("affine 95 %, orthogonal 30 %", "± 5", "61 / 62 / 63", "jaxcl index upgrade"),
+        *words,
+    ):
+        assert word in text, word
+    assert ("all 75" in text) == (measure == "precision")
+    assert ("old encoder is better" in text) == (measure == "precision")
+    assert "runs/new" in text.splitlines()[-1] and "runs/old" not in text
+    report |= {"accepted": False, "broken": ["knn/x lost"], "accuracy": {}, "asked": {}}
+    text = update_verdict.write_sentences(report | {"drift": None})
+    assert "knn/x lost" in text and "% before" not in text and "95 %" not in text
+    assert "jaxcl index upgrade" not in text
+    assert "runs/old" in text.splitlines()[-1] and "runs/new" not in text
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+def test_the_command_prints_its_report_and_exits_by_it(
+    copy, monkeypatch, capsys, accepted
+):
+    """What is made of the images is a report from elsewhere."""
+    report = {"accuracy": {}, "drift": None, "index": "unknown", "broken": ["a limit"]}
+    report |= {"accepted": accepted, "run": "the new", "parent": "the old"}
+    options = dict.fromkeys(("old", "select", "reference", "average"))
+    options |= dict.fromkeys(("join", "again", "accept_as_reference", "verbose"), False)
+    options |= {"run": str(copy / "run"), "data": str(copy / "new.npz")}
+    options |= {"test": str(copy / "test.npz"), "average": 0.5, "verbose": True}
+    options["config"] = ["--config.rows=200", "--config.evaluators.knn.k=5"]
+    calls = []
+
+    def carry_out(work, prepared, stop):
+        calls.append((work.options.average, work.options.rows, prepared, stop()))
+        return report
+
+    given = types.SimpleNamespace(**options)
+    monkeypatch.setattr(update_command, "prepare", lambda work: "ready")
+    monkeypatch.setattr(update_command, "carry_out", carry_out)
+    code = update_command.main(given)
+    assert code == (0 if accepted else update_command.ROLLED_BACK)
+    assert calls == [(0.5, 200, "ready", False)]
+    said = capsys.readouterr().out
+    assert '"accepted": ' in said and "a limit" in said
+    given.average, given.verbose = 1.5, False
+    assert update_command.main(given) == 2
+    assert "1.5" in capsys.readouterr().err
+    # Another update that ended meanwhile.
+    given.average = None
+    found, real = iter([str(copy / "run")]), updates.find_current
+    monkeypatch.setattr(updates, "find_current", lambda run: next(found, "another"))
+    assert update_command.main(given) == 2 and len(calls) == 1
+    monkeypatch.setattr(updates, "find_current", real)
+    # One that is done is told again, and is no failure.
+    monkeypatch.setattr(updates, "read_report", lambda folder: report)
+    assert update_command.main(given) == 0 and len(calls) == 1
+    said = capsys.readouterr().out
+    assert "--again" in said and '"accepted"' not in said
+
+
+@pytest.mark.parametrize(
+    ("accepted", "words", "outcome"),
+    [
+        (True, [gate.HARMLESS, gate.HARMLESS], gate.ACCEPTED),
+        (True, [gate.HARMLESS, gate.UNDECIDED], gate.ON_TRUST),
+        (True, [None], gate.ON_TRUST),
+        (False, [gate.HARMLESS, gate.HARMFUL], gate.REJECTED),
+        (False, [gate.UNDECIDED], gate.ROLLED_BACK),
+    ],
+)
+def test_the_outcome_is_noted_and_the_first_reference_kept(
+    copy, monkeypatch, accepted, words, outcome
+):
+    work = plan(copy, **{"limits.accuracy_drop": 1.0})
+    matrices = {str(i): {"verdict": word} for i, word in enumerate(words)}
+    report = {"accepted": accepted, "gate": {"matrices": matrices}}
+    first = {"knn/x": np.arange(200) % 2 > 0}
+    left = dict.fromkeys(
+        (gate.ACCEPTED, gate.ON_TRUST, gate.REJECTED, gate.ROLLED_BACK), 0.5
+    )
+    share = work.comparison.share._replace(left=left | {outcome: 0.125})
+    work = work._replace(comparison=work.comparison._replace(share=share))
+    update_command._close_comparison(work, report, first)
+    found = report["gate"]
+    assert (found["outcome"], found["left"]) == (outcome, 0.125)
+    assert found["judge"] == "0001/before" and found["on_trust"]
+    kept = references.read_reference(references.find_file(copy / "run"))
+    assert kept.run == str(copy / "run")
+    np.testing.assert_array_equal(kept.right["knn/x"], first["knn/x"])
+    # Answers of the reference: what is known, what the parent said, or anew.
+    said = []
+    monkeypatch.setattr(references, "read_answers", lambda path: said.append(path.name))
+    answer = update_command._answer_as_reference
+    assert answer(work._replace(comparison=None), None) == {}
+    known = work.comparison._replace(reference=kept)
+    assert answer(work._replace(comparison=known), None) is kept.right and not said
+    answer(work, None)
+    assert said == ["before"]
 
 
 def test_flags_change_the_recipe_of_an_encoder_option_by_option(tmp_path):

@@ -58,7 +58,7 @@ def fit(
       images: u8[N, H, W, C] or u8[N, H, W]; a list of images of one size; a Dataset of
         Hugging Face's `datasets` with such images; a path: a folder of image files,
         with or without class folders, an .npz file, or a directory that
-        jaxcl.data.convert, TFDS or `datasets` wrote; the name of a source without
+        `jaxcl convert`, TFDS or `datasets` wrote; the name of a source without
         required options, as "digits"; or a section like config.data.
       labels: labels of arrays, N whole numbers or strings; -1 or None where unknown.
         They are for evaluation and for cutting tasks; only base "supcon" trains with

@@ -39,7 +39,7 @@ def make_input(
     Args:
       images: u8[N, H, W] or u8[N, H, W, C]; a sequence of images of one size, arrays
         or PIL; a datasets.Dataset of such, with its labels; the path of a folder, an
-        .npz file, or a directory that jaxcl.data.convert, TFDS or `datasets` wrote; the
+        .npz file, or a directory that `jaxcl convert`, TFDS or `datasets` wrote; the
         name of a source that needs no options, as "digits"; or a section like
         config.data.
       name: name of the arrays, for messages and run directories.

@@ -128,7 +128,7 @@ def check_start(top: sections.TopLevel, plain: dict, train: stream.Examples) -> 
 
 
 def read_single_task_results(run: str, plain: dict, method: core.Method) -> dict:
-    """Read FT_i from another run; refuse a run that does not fit.
+    """Read the accuracies FT_i on single tasks from another run that fits.
 
     If the method trains a task alone with other options, only its base is compared.
 

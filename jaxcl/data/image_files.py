@@ -190,7 +190,7 @@ def _is_plain(data: bytes, opened: Image.Image) -> bool:
 
 
 class FileRows(NamedTuple):
-    """Images at places in files: row -> u8[h,w,C]."""
+    """A reader of images in files; it is called with a row, and returns u8[h, w, C]."""
 
     files: Sequence[str | bytes] | np.ndarray  # paths, relative to root
     which: np.ndarray  # i[N], number of each row's file

@@ -39,7 +39,7 @@ class Dominated(NamedTuple):
 
 
 def probabilities(classes: np.ndarray, *, dominant: int, rho_max: float) -> np.ndarray:
-    """Return the probability that a drawn row is of each class, f64[C].
+    """Return, for each class, the probability that a drawn row has it, f64[C].
 
     rho_c = rho_max for the dominant class, (1 - rho_max) / (C - 1) for all others.
 

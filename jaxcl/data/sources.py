@@ -140,8 +140,9 @@ def few_rows(
     if section["name"] == from_folders.image_folder.__name__:
         section |= {"classes": classes, "folders": folders}
     data = _read_source("config.data", section)
-    kept = range(min(most_classes, len(data.class_names)))
-    data = splits.of_classes(data, kept or None, None, seed=0)
+    if data.class_names:
+        few = range(min(most_classes, len(data.class_names)))
+        data = splits.of_classes(data, few, None, seed=0)
 
     def take_first(examples):
         groups = [np.flatnonzero(examples.label == x) for x in {*examples.label}]
@@ -266,7 +267,7 @@ def kind_of(path: str) -> str:
     """Guess the source that reads a path, by its files.
 
     "npz" for an .npz file, "arrays", "huggingface" or "tfds" for a directory that
-    jaxcl.data.convert, `datasets` or TFDS wrote, else "image_folder".
+    `jaxcl convert`, `datasets` or TFDS wrote, else "image_folder".
     """
     path = str(path)
     if path.endswith(".npz"):

@@ -57,7 +57,7 @@ def make(parts: core.EvalParts, *, batch_size: schema.Count = 256) -> Callable:
     Raises:
       Refused: the method keeps no memory, or held-out rows or labels are missing.
     """
-    what = "a method with a memory of images and the task of each, as er and er_ace do"
+    what = "a method with a memory of images, and of the task of each"
     embedding.refuse_unless(parts.memory is not None, "alignment", what)
     examples = parts.stream.dataset.validation
     if examples is None:

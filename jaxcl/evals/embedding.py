@@ -79,8 +79,7 @@ def select_features(parts: core.EvalParts, name: str, features: str) -> core.Eva
     """
     if features == "embedding":
         return parts
-    what = "a method with a projection, as duel and two_view have"
-    name = f"{name}.features={features!r}"
+    name, what = f"{name}.features={features!r}", "a method with a projection"
     refuse_unless(parts.project is not None, name, what, "choose 'embedding'")
     return parts._replace(embed=parts.project)
 

@@ -34,8 +34,8 @@ def make(parts: core.EvalParts, *, met_only: bool = True) -> Callable:
       Refused: the method predicts nothing, or the evaluation split or labels are
         missing.
     """
-    what = "a method that predicts classes, as two_view with "
-    what += "config.method.online_head=True; the encoder of config.checkpoint does not"
+    what = "a method that predicts classes, or one with config.method.online_head=True"
+    what += "; the encoder of config.checkpoint does not"
     embedding.refuse_unless(parts.predict, "predict", what)
     embedding.check_labels(parts, "predict")
     groups, examples = embedding.assign_tasks(parts), parts.stream.evaluation

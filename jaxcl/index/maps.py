@@ -357,7 +357,7 @@ def pack_map(arrays: Map, card: dict | None = None) -> bytes:
 
 
 def read_map(path: Any) -> tuple[Map, dict]:
-    """Read a map and its card; {} for an adapter of before there were cards.
+    """Read a map and its card, which is {} if the file was written without one.
 
     Raises:
       Refused: the file is no map.

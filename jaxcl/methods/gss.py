@@ -127,7 +127,7 @@ def _references(parts, gradients_of, memory, key, count, size):
 
 
 def complete(mask: jax.Array) -> jax.Array:
-    """Mark the groups that have all their rows, and a first partial one, bool[N].
+    """Mark the complete groups, and the first one even if it is not, bool[N].
 
     Args:
       mask: bool[N,R], rows that exist, before those that do not.

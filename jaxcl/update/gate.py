@@ -48,7 +48,7 @@ class Pairs(NamedTuple):
 
 
 def count_pairs(before: np.ndarray, after: np.ndarray) -> Pairs:
-    """Count pairs of answers, bool[N] each, of N > 0 images."""
+    """Count the images that two encoders answer alike, or only one answers right."""
     before, after = np.asarray(before, bool), np.asarray(after, bool)
     lost, gained = int((before & ~after).sum()), int((~before & after).sum())
     return Pairs(len(before), lost, gained)

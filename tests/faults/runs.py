@@ -157,7 +157,7 @@ _networks = [
     ),
 ]
 
-_whole = "test_methods.py::test_resumes_bitwise_finite_one_compile[mocov2plus-pnr]"
+_whole = "test_methods.py::test_resumes_bitwise_finite_one_compile[mocov2plus-pnr-mlp]"
 _checkpoints = [
     *fault.of(
         "run.job.feed_batches",
@@ -208,7 +208,7 @@ _checkpoints = [
 _devices = [
     *fault.of(
         "sharding.shard_rows",
-        "test_methods.py::test_one_and_eight_devices_agree[er]",
+        "test_methods.py::test_one_and_eight_devices_agree[er-mlp]",
         ("devices: every device has the rows of the first", _rows_of_the_first),
     )
 ]

@@ -7,6 +7,7 @@ stay abstract, so nothing is compiled and networks cost no time.
 
 import collections
 import functools
+import hashlib
 import math
 
 import jax
@@ -124,11 +125,36 @@ def _outputs(equation, readers, counts):
 
     @functools.cache
     def compute():
+        if name in PARENTS:
+            return _children(*(read() for read in readers), params.get("shape"))
         return equation.primitive.bind(*(read() for read in readers), **params)
 
     if equation.primitive.multiple_results:
         return [lambda i=i: compute()[i] for i in range(len(equation.outvars))]
     return [compute]
+
+
+def _children(keys, *rest):
+    """Other keys than JAX would make, but as distinct, and without compiling.
+
+    Args:
+      rest: the shape that each key is split into, or numbers to fold in and None.
+    """
+    bits = np.asarray(jax.random.key_data(keys))
+    if len(rest) == 1:
+        numbers = np.arange(math.prod(rest[0])).reshape(rest[0])
+        parents = bits.reshape(keys.shape + (1,) * numbers.ndim + (2,))
+    else:
+        numbers, parents = np.asarray(rest[0]), bits
+    shape = np.broadcast_shapes(parents.shape[:-1], numbers.shape)
+    parents = np.broadcast_to(parents, (*shape, 2)).reshape(-1, 2)
+    rows = np.column_stack([parents, np.broadcast_to(numbers, shape).ravel()])
+    children = [
+        hashlib.blake2b(row.tobytes(), digest_size=8, salt=b"%d" % len(rest)).digest()
+        for row in rows.astype(np.int64)
+    ]
+    children = np.frombuffer(b"".join(children), np.uint32).reshape(*shape, 2)
+    return jax.random.wrap_key_data(children, impl=jax.random.key_impl(keys))
 
 
 def _scan(equation, readers, counts):

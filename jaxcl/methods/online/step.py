@@ -52,7 +52,7 @@ def _find_policy(parts: core.Parts, write) -> policies.Policy:
     if lacking := sorted({*policy.reads} - {"label", "task"}):
         raise Refused(
             f"config.replay.policy={replay.policy!r}: reads {', '.join(lacking)} of "
-            "stored rows, which config.method.name stores none of; 'online_ssl' does"
+            "stored rows, of which config.method.name stores none"
         )
     least = policy.least(parts.num_classes, parts.num_tasks)
     if replay.capacity < least:

@@ -263,7 +263,7 @@ def _feature(z):
 
 
 def store_batch(setup, state, batch, stats, number, key):
-    """Offer the images of a batch to the memory; the state after it.
+    """Offer the images of a batch to the memory; return the new state.
 
     Args:
       stats: `RowStats` of the last update on the batch.

@@ -50,7 +50,7 @@ def find_make(name: str) -> Callable[..., records.Base]:
 
 
 def make_base(section: str | Mapping[str, Any]) -> records.Base:
-    """Make a base of its name, or of a section with its name and options."""
+    """Make a base from its name, or from a section with its name and options."""
     options = {"name": section} if isinstance(section, str) else dict(section)
     name = options.pop("name")
     made = find_make(name)(**options)

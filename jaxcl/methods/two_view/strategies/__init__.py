@@ -49,7 +49,7 @@ def find_make(name: str) -> Callable[..., records.Strategy]:
 
 
 def make_strategy(section: str | Mapping[str, Any]) -> records.Strategy:
-    """Make a strategy of its name, or of a section with its name and options."""
+    """Make a strategy from its name, or from a section with its name and options."""
     options = {"name": section} if isinstance(section, str) else dict(section)
     name = options.pop("name")
     made = find_make(name)(**options)
