@@ -32,6 +32,7 @@ import pathlib
 import shutil
 
 import numpy as np
+from scipy import stats
 
 from jaxcl.config import build, own_images
 from jaxcl.data import sources
@@ -282,16 +283,24 @@ def write_streams(found) -> str:
 
 
 def say_gain(name, seeds) -> str:
-    """Say what a mapped index gains over the best index that needs no image."""
+    """Say what a mapped index gains over the best index that needs no image.
+
+    The 95 % interval of the mean over seeds is that of Student's t, in pairs.
+    """
     others = [OLD, LEFT, BACK]
     best = max(others, key=lambda way: np.mean([x[way][0] for x in seeds]))
     gains = [x[FORWARD][0] - x[best][0] for x in seeds]
     again = [x[AGAIN][0] - x[best][0] for x in seeds]
-    worth = "helps" if np.mean(gains) > 0 else "**does not help**"
+    mean, low, high = np.mean(gains), -np.inf, np.inf
+    if len(gains) > 1:
+        error = np.std(gains, ddof=1) / len(gains) ** 0.5
+        low, high = stats.t.interval(0.95, len(gains) - 1, mean, error)
+    worth = "makes no difference that these seeds show"
+    if low > 0 or high < 0:
+        worth = "helps" if low > 0 else "**does harm**"
     return (
-        f"- {name}: the map {worth}, {np.mean(gains):+.1f} points of class over "
-        f'"{best}" ({sum(x > 0 for x in gains)} of {len(gains)} seeds); all embedded '
-        f"again {np.mean(again):+.1f}."
+        f"- {name}: the map {worth}, {mean:+.1f} points of class ({low:+.1f} to "
+        f'{high:+.1f}) over "{best}"; all embedded again {np.mean(again):+.1f}.'
     )
 
 
