@@ -130,7 +130,7 @@ def test_another_config_is_refused_naming_the_fields(tmp_path):
     build.build(toy.config(), tmp_path)
     build.build(toy.config(), tmp_path)  # the same one is welcome
     (tmp_path / log_file.FILE).write_text('{"step": 3, "task": 0}\n')
-    match = r"config\.method\.temperature: absent -> 0\.1\s+config\.seed: .*-> 3"
+    match = r"config\.method\.base\.temperature: absent -> 0\.1\s+config\.seed: .*-> 3"
     with pytest.raises(ValueError, match=match):
         build.build(toy.config(**{"seed": 3, "method.temperature": 0.1}), tmp_path)
 
