@@ -35,7 +35,6 @@ Departures:
   them.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -185,12 +184,8 @@ def make(
             every_row=rows == "all",
         ),
     )
-    method = core.Method(
-        init=functools.partial(step.init_state, setup),
-        step=functools.partial(step.take_step, setup),
-        embed=setup.networks.copied.embed,
-        project=setup.networks.copied.project,
-        drops_branches=True,
+    method = step.make_method(
+        setup,
         replays=True,
         memory=(lambda state: state.extra.memory) if remembers else None,
     )

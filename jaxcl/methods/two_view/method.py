@@ -96,16 +96,12 @@ def make(
         ),
         head_steps=head_steps,
     )
-    method = core.Method(
-        init=functools.partial(step.init_state, setup),
-        step=functools.partial(step.take_step, setup),
-        embed=setup.networks.copied.embed,
-        project=setup.networks.copied.project,
+    method = step.make_method(
+        setup,
         begin_task=functools.partial(step.begin_task, setup),
         end_task=functools.partial(step.end_task, setup),
         supervised=spec.supervised,
         single_task_options=(("strategy", "finetune"),),
-        drops_branches=True,
         takes_local=True,
     )
     if not online_head:

@@ -49,6 +49,18 @@ _LOCAL = 0x10CA  # for local crops
 _MASKS = 0x1B07  # for hidden patches
 
 
+def make_method(setup: Setup, **fields) -> core.Method:
+    """Make the method of a setup; `fields` are those that tasks or streams add."""
+    return core.Method(
+        init=functools.partial(init_state, setup),
+        step=functools.partial(take_step, setup),
+        embed=setup.networks.copied.embed,
+        project=setup.networks.copied.project,
+        drops_branches=True,
+        **fields,
+    )
+
+
 def init_state(setup, key, batch):
     """Make the state before the first step."""
     base, strategy = setup.base, setup.strategy
@@ -212,10 +224,10 @@ def _update(setup, state, batch, keys):
 
 
 def _list_losses(setup, reading, first):
-    """List the losses of the step; of two, the second's turn is while `which` is False.
+    """List the losses of the step: one, or two of which the step takes one.
 
     Returns:
-      functions of `Features`, (loss, metrics), and `which`, bool[] or None.
+      functions of `Features`, (loss, metrics); of two, bool[], True takes the first.
     """
     base, strategy = setup.base, setup.strategy
     if setup.stream is not None:
