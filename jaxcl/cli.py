@@ -208,6 +208,7 @@ def _start_command(words: list[str]) -> int:
         hint = f"did you mean {near[0]}? " if near else ""
         raise Refused(f"unknown command {word!r}: {hint}Choose: {', '.join(COMMANDS)}")
     options = make_parser(word).parse_args(rest)
+    terminal.use_plain_warnings()
     return import_command(word).main(options)
 
 

@@ -30,7 +30,7 @@ from jaxcl import schema, sharding
 from jaxcl.config import build, files
 from jaxcl.data import stand_in, storage
 from jaxcl.errors import Refused
-from jaxcl.run import cost, job, terminal
+from jaxcl.run import cost, job
 
 # Chips and targets
 
@@ -525,7 +525,6 @@ exit codes: 0 compiled, 1 failed, 2 wrong command or config"""
 def main(options: argparse.Namespace) -> int:
     """Run the command; return its exit code."""
     target, by = None, f"jax {jax.__version__}"
-    terminal.use_plain_warnings()
     sizes = {"classes": options.classes, "rows": options.rows}
     for name, size in sizes.items():
         schema.check_value(size, schema.Count | None, f"--{name}")

@@ -3,6 +3,7 @@
 import collections
 import gc
 import json
+import logging
 import os
 import pathlib
 import subprocess
@@ -201,6 +202,15 @@ def _programs_fit_into_the_process(request):
 
 
 _DONE = pytest.StashKey[int]()
+
+
+@pytest.fixture(autouse=True)
+def _no_test_before_decides_what_is_printed():
+    """Commands and `fit` print warnings on stderr from then on, in their process."""
+    logger = logging.getLogger("absl")
+    for handler in logger.handlers[:]:
+        if type(handler).__module__ == "jaxcl.run.terminal":
+            logger.removeHandler(handler)
 
 
 @pytest.fixture(params=["pillow", "cv2"])

@@ -390,11 +390,12 @@ def test_the_last_accepted_update_takes_the_place_of_its_run(trained, tmp_path):
 # What is refused
 
 
-def check_refused(match, run, out, capsys, *options):
+def check_refused(match, run, out, capsys, *options, errors=()):
     assert cli.main(["export", f"--run={run}", f"--out={out}", *options]) == 2
-    said = capsys.readouterr().err
-    assert re.search(f"^jaxcl: .*{match}", said, re.M), said
-    assert said.count("\n") == 1
+    said = capsys.readouterr().err.splitlines()
+    patterns = [*(f"jaxcl: error: .*{x}" for x in errors), f"jaxcl: .*{match}"]
+    for line, pattern in zip(said, patterns, strict=True):
+        assert re.match(pattern, line), line
 
 
 def test_what_is_wrong_with_the_run_is_one_line(trained, tmp_path, capsys):
@@ -415,7 +416,8 @@ def test_what_is_wrong_with_the_run_is_one_line(trained, tmp_path, capsys):
         r"--run='.*copy': there is no checkpoint in it yet", copy, out, capsys
     )
     (copy / "checkpoints" / "3").mkdir(parents=True)
-    check_refused(r"every checkpoint in .* is damaged \(\[3\]\)", copy, out, capsys)
+    match = r"every checkpoint in .* is damaged \(\[3\]\)"
+    check_refused(match, copy, out, capsys, errors=["checkpoint 3 in .* is damaged"])
     assert not out.exists()
 
 

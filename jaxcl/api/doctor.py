@@ -113,7 +113,6 @@ def add_options(parser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Print the findings; return 1 if a part has a problem."""
-    terminal.use_plain_warnings()
     problems = []
     for part, finding, problem in examine():
         print(f"{part:14}{finding}", flush=True)

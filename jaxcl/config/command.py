@@ -25,7 +25,6 @@ def run_until_signal(make, work) -> int:
     Returns:
       The exit code: that of `work`, 0 for None; 1, 2, 70 or 75 as in `main`.
     """
-    terminal.use_plain_warnings()
     image_files.lift_pillow_limit()
     # After the distributed runtime has started, which would take SIGTERM for itself.
     with (
