@@ -145,7 +145,7 @@ def finish_update(setup, state, metrics, features, reading):
     Returns:
       the state, metrics, and `RowStats` of the incoming rows.
     """
-    beside, active = setup.stream.beside, reading.active
+    beside, active = setup.beside, reading.active
     stats = row_stats(setup, features, active)
     if beside:
         replayed = jax.tree.map(lambda x: x[:beside], stats)
