@@ -316,7 +316,7 @@ class Twin:
         of_nets = self.params, self.stats
         h, after, back_encoder = run(COPIED[:1], *of_nets, images, groups=2)
         rows, more, back_projector = run(COPIED[1:], *of_nets, h, groups=2)
-        outputs = {"z": rows} | ({"h": h} if self.plan.features else {})
+        outputs = {"z": rows} | ({"h": h} if "h" in self.plan.reads else {})
         heads = ["predictor"] * bool(self.spec.predictor_hidden_dim)
         heads += ["distiller"] * bool(self.plan.distiller_hidden_dim)
         found, own, back_heads = dense_net.apply_heads(
@@ -475,7 +475,7 @@ class Twin:
                     train=self.options.get("frozen_bn") == "batch",
                     smooth=self.smooth,
                 )
-            frozen |= passed if self.plan.features else {"f": passed["f"]}
+            frozen |= passed if "h" in self.plan.reads else {"f": passed["f"]}
         local = None
         if self.local:
             local = local_of(np.float64(images)).reshape(L * B, -1)
