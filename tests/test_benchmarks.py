@@ -28,7 +28,6 @@ RUNS = {
     "duel-policy": "policy --memory 48 --batch 16 --dim 8 --windows=2 --seconds=0",
     "duel-step": f"step --base moco {TINY} --memory=16 --windows=1 --steps=1",
     "convolutions": "--cases 11 --repeats=1",
-    "devices": "--seeds=2",
     "functions_of_a_step": "er_ace_cifar10",
     "experiments": "--tiny --rows replay_mnist --repeats=0",
     "growth": "--axes memory --points=1",
