@@ -7,6 +7,7 @@ import io
 import math
 import os
 import struct
+import tarfile
 import tokenize
 import warnings
 import zipfile
@@ -43,6 +44,7 @@ _DAMAGED = (
     RuntimeError,
     SyntaxError,
     struct.error,
+    tarfile.TarError,
     zlib.error,
     tokenize.TokenError,
     zipfile.BadZipFile,
