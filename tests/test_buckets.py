@@ -24,6 +24,7 @@ from jaxcl.data import (  # noqa: E402
     convert,
     from_arrays,
     from_folders,
+    from_shards,
     sources,
     storage,
 )
@@ -97,6 +98,9 @@ def data(server, tmp_path_factory):
     convert.write_arrays(
         from_arrays.npz(path=str(root / "set.npz")), str(root / "arrays")
     )
+    folders = from_folders.image_folder(path=str(root / "folder"), test=0.0)
+    from_shards.write_shards(folders, str(root / "shards"))
+    from_shards.write_shards(folders, "gs://bucket/data/written", shard_bytes=300)
     for path in root.rglob("*"):
         if path.is_file():
             name = f"gs://bucket/data/{path.relative_to(root)}"
@@ -118,7 +122,7 @@ def same(a, b):
 
 
 def test_sets_in_a_bucket_are_those_on_a_disk(data):
-    for name, path in (("npz", "set.npz"), ("arrays", "arrays")):
+    for name, path in (("npz", "set.npz"), ("arrays", "arrays"), ("shards", "shards")):
         same(*(sources.load(name, path=f"{root}/{path}") for root in data))
     for resident in (False, True):
         found = [
@@ -129,6 +133,8 @@ def test_sets_in_a_bucket_are_those_on_a_disk(data):
         ]
         same(*found)
     assert len(found[0].class_names) == 2
+    written = sources.load("shards", path=f"{data[1]}/written", test=0.0)
+    same(written._replace(name="folder"), found[0])
     there = from_folders.image_folder(path=f"{data[1]}/folder")
     assert there.train.load.name(0).startswith("gs://bucket/data/folder/train/class")
 

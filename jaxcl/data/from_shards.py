@@ -48,6 +48,7 @@ def shards(
     *,
     path: str,
     class_names: str | None = None,
+    classes: str | None = None,
     test: schema.Fraction = 0.2,
     test_seed: schema.Natural = splits.TEST_SEED,
     images: splits.ImageOptions,
@@ -63,6 +64,7 @@ def shards(
     path: folder of the shards, on a disk or in a bucket.
     class_names: path of a text file, one name a line, label 0 first. None: those of the
       index, or else the labels.
+    classes: path of a text file that names the classes to keep, in that order.
     test: share of each class that becomes the test split if no shard is one.
     test_seed: seed of that draw.
 
@@ -100,7 +102,8 @@ def shards(
         drawn = splits.draw_test(name, names, train, test, test_seed)
         train, judged = drawn.train, drawn.test
     domains = tuple(os.fsdecode(name) for name in index.domain_names) or ("all",)
-    return stream.Dataset(name, names, domains, train, val, judged, notes=notes)
+    data = stream.Dataset(name, names, domains, train, val, judged, notes=notes)
+    return splits.keep_listed_classes(data, classes)
 
 
 def is_folder(path: storage.Path) -> bool:
