@@ -5,6 +5,8 @@ The bucket is `fake_gcs`'s, on loopback; the clients are the real ones.
 
 import json
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -175,3 +177,43 @@ def test_a_bucket_has_one_owner_by_the_condition_that_there_is_none(
     with pytest.raises(lock.LockHeldError, match="gs://bucket/locked/lock.json"):
         lock.acquire(run)
     assert json.loads(server.objects[key][1]) == elsewhere
+
+
+READER = """
+import hashlib, sys, time
+import numpy as np
+from jaxcl.data import prefetch, sources, stream
+
+index, count, start, pause = map(int, sys.argv[1:])
+train = sources.load("shards", path="gs://bucket/data/written", test=0.0).train
+made = prefetch.batches(
+    stream.Source(train, np.arange(len(train.label))),
+    **{"seed": 1, "task": 0, "epochs": 4, "batch_size": 4, "start": start},
+    **{"process_index": index, "process_count": count},
+    **{"crop": prefetch.RandomCrop(8), "views": 2, "resident": False},
+)
+for step, batch in enumerate(made, start):
+    for row, image in zip(batch["index"], batch["image"]):
+        print(step, row, hashlib.sha256(image).hexdigest(), flush=True)
+    time.sleep(pause)
+"""
+
+
+def start_reader(*numbers):
+    words = [sys.executable, "-c", READER, *map(str, numbers)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+
+
+def test_one_process_goes_on_where_two_were_killed(data):
+    with start_reader(0, 1, 0, 0) as alone:
+        want = alone.stdout.read().splitlines()
+    assert len(want) == 12 * 4
+    lines = []
+    with start_reader(0, 2, 0, 9) as one, start_reader(1, 2, 0, 9) as two:
+        for process in (one, two):
+            lines += [process.stdout.readline().strip() for _ in range(2)]
+        one.kill()
+        two.kill()
+    assert lines == want[:4]  # the first step, half a batch from each
+    with start_reader(0, 1, 1, 0) as alone:
+        assert alone.stdout.read().splitlines() == want[4:]
