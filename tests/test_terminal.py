@@ -5,6 +5,7 @@ import errno
 import os
 import pty
 import signal
+import subprocess
 import sys
 import time
 
@@ -142,3 +143,25 @@ def test_a_signal_whose_line_cannot_be_shown_still_stops(gone):
     before = signal.getsignal(signal.SIGTERM)
     assert command.run_until_signal(lambda: None, work) == 75
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_script_prints_a_warning_once_and_those_of_others():
+    script = """
+import logging
+from jaxcl.run import terminal
+from absl import logging as absl_logging
+terminal.use_plain_warnings()
+absl_logging.vlog(1, "as orbax does")
+absl_logging.warning("take care")
+logging.getLogger("other").warning("of another")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    lines = done.stderr.splitlines()
+    assert [line for line in lines if "take care" in line] == [
+        "jaxcl: warning: take care"
+    ]
+    assert [line for line in lines if "of another" in line] == [
+        "WARNING:other:of another"
+    ]

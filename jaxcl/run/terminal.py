@@ -71,6 +71,16 @@ def use_plain_warnings() -> None:
     logger = absl_logging.get_absl_logger()
     if not any(isinstance(handler, _PlainHandler) for handler in logger.handlers):
         logger.addHandler(_PlainHandler())
+    if not logging.root.handlers:
+        logging.basicConfig()  # as absl does at its first line, which orbax may write
+    for handler in logging.root.handlers:
+        if getattr(handler, "stream", None) in (sys.stderr, sys.stdout):
+            handler.addFilter(_is_of_others)
+
+
+def _is_of_others(record) -> bool:
+    """Tell whether a record is not absl's, whose lines are printed already."""
+    return record.name != "absl"
 
 
 class _Lossy(io.FileIO):
