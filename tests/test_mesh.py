@@ -42,8 +42,10 @@ def split(tree):
 
 
 def same(one, two):
+    # Sums over devices have another order: of six random states two ended 1e-4 apart,
+    # and one 2e-4.
     for have, want in zip(toy.leaves(one), toy.leaves(two), strict=True):
-        np.testing.assert_allclose(np.asarray(have), np.asarray(want), 1e-4, 1e-5)
+        np.testing.assert_allclose(np.asarray(have), np.asarray(want), 3e-4, 3e-5)
 
 
 @pytest.fixture(scope="module")

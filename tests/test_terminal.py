@@ -74,14 +74,16 @@ def test_a_full_disk_of_a_log_may_have_room_again():
 def test_the_terminal_of_a_run_closes(tmp_path, hangup):
     """A run that gets SIGHUP saves and exits with 75; one that ignores it ends."""
     paths = os.pathsep.join([str(processes.TESTS.parent), str(processes.TESTS)])
-    words = ["env", f"--{hangup}-signal=HUP", sys.executable, "-m", "jaxcl", "train"]
+    words = ["setsid", "--ctty", "env", f"--{hangup}-signal=HUP"]
+    words += [sys.executable, "-m", "jaxcl", "train"]
     words += [f"--config={processes.CONFIG}", f"--workdir={tmp_path}"]
     words += ["--config.scenario.num_tasks=2"]
-    pid, master = pty.fork()
-    if pid == 0:
-        os.environ.update(PYTHONPATH=paths, JAX_NUM_CPU_DEVICES="1")
-        os.execvp("env", words)
-    give_up = time.monotonic() + 120
+    environment = os.environ | {"PYTHONPATH": paths, "JAX_NUM_CPU_DEVICES": "1"}
+    master, end = pty.openpty()
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), end)
+    run = subprocess.Popen(words, env=environment, **streams)
+    os.close(end)
+    give_up = time.monotonic() + 300
     while processes.lines(tmp_path) < 4:
         assert time.monotonic() < give_up
         with contextlib.suppress(BlockingIOError):
@@ -89,8 +91,7 @@ def test_the_terminal_of_a_run_closes(tmp_path, hangup):
             os.read(master, 4096)
         time.sleep(0.01)
     os.close(master)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    assert code == (75 if hangup == "default" else 0)
+    assert run.wait(timeout=300) == (75 if hangup == "default" else 0)
     assert (tmp_path / "results.json").exists() == (hangup == "ignore")
 
 
