@@ -75,7 +75,7 @@ def mean_std(images: np.ndarray) -> tuple[list[float], list[float]]:
 
 
 def add_options(parser) -> None:
-    """Add the options of the command."""
+    """Add the options of `jaxcl convert`."""
     parser.description = __doc__
     add = parser.add_argument
     add("npz", help="plain or packed .npz, see from_arrays.npz")
@@ -84,7 +84,7 @@ def add_options(parser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run the command."""
+    """Run `jaxcl convert`."""
     dataset = from_arrays.npz(path=options.npz)
     if words := options.domains:
         domains = [int(word) if word.isdecimal() else word for word in words]

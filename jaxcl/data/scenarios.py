@@ -37,7 +37,7 @@ def find_functions(name: str | None) -> tuple[Callable, ...]:
 
 
 def list_functions() -> dict[str, Callable]:
-    """List all functions with options of scenarios, by their names in messages."""
+    """List the functions whose keyword arguments are options of scenarios, by name."""
     functions = {f"scenario {name!r}": x.functions[0] for name, x in SCENARIOS.items()}
     functions["all scenarios but 'after' and 'blurry'"] = imbalance.make_uneven
     functions["all scenarios but 'after'"] = repeat_rows
@@ -425,7 +425,7 @@ SCENARIOS: dict[str, Scenario] = {
 
 
 def run_seed(scenario: Mapping, seed: int) -> dict:
-    """Return the option `seed` of a scenario that the run's seed draws, else {}.
+    """Return {"seed": seed} for a scenario that the run's seed draws, else {}.
 
     Args:
       scenario: section of a config; its own `seed` has priority.

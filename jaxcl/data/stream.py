@@ -48,7 +48,7 @@ class Dataset(NamedTuple):
 def epoch_order(
     rng: np.random.Generator, rows: np.ndarray, batch_size: int
 ) -> np.ndarray:
-    """Shuffle rows into an epoch without an incomplete batch, i32[steps, batch]."""
+    """Shuffle rows into full batches, i32[steps, batch]; the remainder is left out."""
     steps = len(rows) // batch_size
     return rng.permutation(rows)[: steps * batch_size].reshape(steps, batch_size)
 
@@ -56,7 +56,7 @@ def epoch_order(
 def filled_order(
     rng: np.random.Generator, rows: np.ndarray, batch_size: int
 ) -> np.ndarray:
-    """Shuffle rows into an epoch with all of them, i32[steps, batch].
+    """Shuffle all rows into batches, i32[steps, batch].
 
     The last batch is filled with -1, which is no row.
     """
@@ -272,7 +272,7 @@ def order_of_classes(
 def numbers(
     entries: Sequence[int | str], names: Sequence[str], field: str
 ) -> list[int]:
-    """Return the numbers of entries (numbers or names), each at most once."""
+    """Convert names or numbers of classes or domains to numbers; refuse duplicates."""
     chosen = []
     for entry in entries:
         if isinstance(entry, str) and entry in names:

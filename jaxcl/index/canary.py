@@ -17,7 +17,7 @@ QUERIES, MEMBERS = 200, 2048
 
 
 class Canary(NamedTuple):
-    """Queries by one encoder, and what they find among some rows of its index."""
+    """Queries embedded by one encoder, and the ids that they find in its index."""
 
     encoder: str  # name of the encoder
     queries: np.ndarray  # f32[Q, D], of length 1
@@ -107,7 +107,7 @@ def check_index(
 
     Args:
       table: the vectors of the index.
-      canary: from `read_canary`.
+      canary: result of `read_canary`.
       encoder: name of the served encoder; None: it is not compared.
       least: share of the expected ids that must be found.
     """

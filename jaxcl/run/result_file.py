@@ -82,7 +82,7 @@ def empty_results(
     Args:
       num_tasks: T.
       task_names: T strings; by default "task 1", "task 2", ...
-      embeds: what the method's `embed` reads, see `core.Method`; an export says it.
+      embeds: input of the method's `embed`, see `core.Method`; an export says it.
 
     Returns:
       A dict. Its "finetune" will map a matrix name to f[T], the accuracy on each task

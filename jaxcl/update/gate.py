@@ -178,7 +178,7 @@ class PastUpdate(NamedTuple):
 
 
 class Share(NamedTuple):
-    """The errors of one update."""
+    """The part of the error budget that one update may use."""
 
     error: float  # probability that it may use to call a harmful encoder harmless
     alarm: float  # and a harmless one harmful

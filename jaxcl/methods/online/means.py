@@ -24,7 +24,7 @@ class ClassMeans(NamedTuple):
 
 
 class Nearest(NamedTuple):
-    """Class means of features and the distance to them, without augmentation."""
+    """A classifier by the nearest class mean of the memory, without augmentation."""
 
     parts: core.Parts
     net: Any  # online.Network
