@@ -78,7 +78,7 @@ def write_canary(path: Any, canary: Canary) -> None:
 
 
 def read_canary(path: Any) -> Canary:
-    """Read a canary.
+    """Read a canary from its file.
 
     Raises:
       Refused: the file is none.

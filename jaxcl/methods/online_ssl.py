@@ -147,7 +147,9 @@ def make(
       rows: rows that are aligned, "replay" or "all".
       remembers: keep a memory and replay from it; without one `rows` must be "all".
       momentum: momentum of the slow network of BYOL and MoCo, after each update.
-      hidden_dim, output_dim, hidden_layers: sizes of the projector; None: the base's.
+      hidden_dim: width of the projector's hidden layers; None: the base's.
+      output_dim: width of the projector's output; None: the base's.
+      hidden_layers: number of the projector's hidden layers; None: the base's.
 
     Raises:
       Refused: naming the field, the value and what is allowed.

@@ -149,7 +149,7 @@ def add_convergence(results: dict, task: int, convergence: dict) -> dict:
 
 
 def make_room(results: dict, task_names: Sequence[str]) -> dict:
-    """Make room for the tasks of the run that continues another one.
+    """Extend the results of a run for another run that continues it with more tasks.
 
     Args:
       results: results of the earlier run.

@@ -11,7 +11,7 @@ import numpy as np
 
 
 class Difference(NamedTuple):
-    """The difference between two samples."""
+    """Maximum mean discrepancy of two samples, its p-value, and the rows that differ."""
 
     squared_mmd: float  # 0 for equal samples
     p_value: float
