@@ -37,7 +37,7 @@ Work = Callable[[upgrade.Stop], list[str]]  # returns lines to print
 
 
 def find_folder(run: str) -> str:
-    """Find the folder with a run's index files: its last update, or `fit_file`'s.
+    """Find the folder with the index files of a run's last update, or of `fit_file`.
 
     Raises:
       Refused: there are none.

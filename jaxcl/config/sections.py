@@ -143,7 +143,7 @@ def read_top(raw: dict) -> TopLevel:
 
 
 class ImageSettings(NamedTuple):
-    """The images that evaluators and loaders prepare for the encoder."""
+    """Settings by which evaluators and loaders prepare images for the encoder."""
 
     size: int  # pixels of a side
     mean: tuple[float, ...]  # of each channel, in [0, 1]
@@ -537,7 +537,7 @@ def wrap_tuned(module, section: dict | str | None, given=None):
 
 
 def nest_method(raw: Mapping[str, Any]) -> dict:
-    """Write config.method with its inner sections, see `schema.nest_options`.
+    """Rewrite flat options of config.method as sections, see `schema.nest_options`.
 
     Raises:
       ValueError: a name in it is unknown.

@@ -57,7 +57,7 @@ class Archive(NamedTuple):
 
 
 class KnownSet(NamedTuple):
-    """A set that can be fetched."""
+    """A data set that `jaxcl data` can download."""
 
     archives: tuple[Archive, ...]
     write: Callable[[list[str], str], None]  # paths of the archives, a new folder

@@ -401,7 +401,7 @@ def repeat_rows(
 
 # name -> how it cuts, and what may change its tasks
 class Scenario(NamedTuple):
-    """A scenario, as a config names it."""
+    """The functions and traits of a scenario that a config can name."""
 
     # Functions that have its options, the one that cuts the tasks first
     functions: tuple[Callable, ...]

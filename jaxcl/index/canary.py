@@ -36,7 +36,7 @@ def make_canary(
     query_ids: list[str] | None = None,
     k: int = 10,
 ) -> Canary:
-    """Search some rows of an index by up to 200 queries.
+    """Make a canary: search some rows of an index by up to 200 queries.
 
     Args:
       encoder: name of the encoder that embedded the queries.

@@ -130,7 +130,7 @@ class ResNet(nn.Module):
 
     @property
     def num_features(self) -> int:
-        """The length D of a feature vector; with `pool`, of one window's part."""
+        """The length D of a feature vector; with `pool`, of one window's features."""
         last_width = self.width * 2 ** (len(self.stage_sizes) - 1)
         return last_width * _EXPANSION[self.block]
 

@@ -170,7 +170,7 @@ def decide(pairs: Pairs, limit: float, error: float, alarm: float = 0.025) -> st
 
 
 class PastUpdate(NamedTuple):
-    """One update, as the budget sees it."""
+    """The outcome of an earlier update, which decides what budget is left."""
 
     outcome: str  # one of `OUTCOMES`
     on_trust: bool  # whether an undecided update could be accepted

@@ -11,7 +11,7 @@ import numpy as np
 
 
 class Difference(NamedTuple):
-    """Maximum mean discrepancy of two samples, its p-value, and the rows that differ."""
+    """The maximum mean discrepancy of two samples, and its p-value."""
 
     squared_mmd: float  # 0 for equal samples
     p_value: float

@@ -1,4 +1,4 @@
-"""Prediction by the nearest mean of the memory's items of a class.
+"""Prediction by the nearest class mean of the memory's items.
 
 Rebuffi et al., "iCaRL: Incremental Classifier and Representation Learning", CVPR 2017,
 Algorithm 1. The extra of a method that predicts in this way has a field `means`. It is
