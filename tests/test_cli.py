@@ -59,6 +59,17 @@ def test_help_imports_nothing_that_takes_time(words):
     assert done.stdout.splitlines()[-1] == "" and done.returncode == 0, done.stderr
 
 
+def test_a_warning_is_one_line():
+    code = (
+        "from absl import logging; from jaxcl.run import terminal\n"
+        "terminal.use_plain_warnings(); logging.warning('too %s', 'warm')\n"
+        "terminal.use_plain_warnings(); logging.warning('too cold')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    ends = [line.rpartition(": ")[2] for line in done.stderr.splitlines()]
+    assert ends == ["too warm", "too cold"], done.stderr
+
+
 def test_the_doctor_trains_ten_steps_and_names_what_fails(capsys, monkeypatch):
     assert cli.main(["doctor"]) == 0
     told = capsys.readouterr().out

@@ -71,6 +71,8 @@ def use_plain_warnings() -> None:
     logger = absl_logging.get_absl_logger()
     if not any(isinstance(handler, _PlainHandler) for handler in logger.handlers):
         logger.addHandler(_PlainHandler())
+        # Without any handler absl adds one to the root, which would print each again.
+        logger.propagate = bool(logging.root.handlers)
 
 
 class _Lossy(io.FileIO):
