@@ -91,3 +91,7 @@ def main(options: argparse.Namespace) -> int:
         dataset = splits.of_domains(dataset, domains)
     write_arrays(dataset, options.directory)
     return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit("jaxcl: the command is `jaxcl convert`")

@@ -180,7 +180,7 @@ def schedule(
     plan = Schedule(rows, source.order, seed, task, epochs, batch_size, 0)
     first = _epoch_rows(plan, 0)
     if len(first) == 0:
-        raise Refused(f"task {task}: order gave no step for {len(rows)} rows")
+        raise Refused(f"task {task}: the order of its {len(rows)} rows has no batch")
     plan.steps_per_epoch = len(first)
     return plan
 

@@ -180,7 +180,9 @@ class ResNet(nn.Module):
             return jnp.mean(x, axis=(1, 2))
         if min(x.shape[1:3]) < self.pool:
             raise Refused(
-                "pool", self.pool, f"the last map is {x.shape[1]} x {x.shape[2]}"
+                "pool",
+                self.pool,
+                f"must fit into the last map, {x.shape[1]} x {x.shape[2]}",
             )
         window = (self.pool, self.pool)
         return nn.avg_pool(x, window, window).reshape(x.shape[0], -1)
