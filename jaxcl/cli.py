@@ -70,7 +70,7 @@ class Parser(argparse.ArgumentParser):
         return super().add_argument(*names, **options)
 
     def add_subparsers(self, **options):
-        """Add commands of the command, as `argparse` does."""
+        """Add subcommands, as `argparse` does."""
         self.has_words = True
         return super().add_subparsers(**options)
 
@@ -88,13 +88,13 @@ class Parser(argparse.ArgumentParser):
         self.section = "config"
 
     def add_override(self, name: str, text: str) -> None:
-        """Add an option of a config to the help; its `section` takes any other, too."""
+        """Add an option of a config to the help, as one example of its section."""
         self.add_argument(
             f"--{name}", metavar="VALUE", default=argparse.SUPPRESS, help=text
         )
 
     def parse_known_args(self, args=None, namespace=None):
-        """Parse the words of the command; refuse any other."""
+        """Parse the command's words; refuse unknown ones."""
         overrides, words = _split_overrides(list(args or ()))
         unknown = [word for word in words if _name(word) not in self.names]
         unknown = [word for word in unknown if word.startswith("--") and word != "--"]
@@ -117,7 +117,7 @@ class Parser(argparse.ArgumentParser):
         return found, []
 
     def error(self, message):
-        """Refuse the words of the command."""
+        """Raise Refused with a message and the command that lists the options."""
         stop = "" if message.endswith("?") else ";"
         raise Refused(f"{message}{stop} `{self.prog} --help` lists the options")
 

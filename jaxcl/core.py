@@ -75,7 +75,7 @@ class Parts(NamedTuple):
 
 
 class Method(NamedTuple):
-    """A method is pure functions over one TrainState.
+    """A training method: pure functions over one TrainState.
 
     `begin_task`, `end_task`, `source` run on the host between steps;
     `source` may read only values that no step of the task changes, since a resumed task

@@ -39,7 +39,7 @@ class Refused(ValueError):
 
 
 def shortened(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Wrap a function to cut the frames inside jaxcl off a user's mistake."""
+    """Wrap a function so that a user's mistake shows no frames inside jaxcl."""
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:

@@ -240,7 +240,7 @@ def _shape_bytes(shape) -> int:
 
 
 def count_moved_bytes(text: str) -> int:
-    """Count bytes to and from memory by the text, for compilers without a count.
+    """Count the bytes that a compiled program's text moves to and from memory.
 
     Each operation reads its operands and writes its results once. An array that it
     slices, gathers from or updates in place is left out, with the result of its shape.
@@ -267,7 +267,7 @@ def count_moved_bytes(text: str) -> int:
 def least_seconds(
     flops: float, moved: float, sent: list[Collective], chip: Chip, precision: str
 ) -> dict[str, float]:
-    """Bound the seconds of a step from below, for each thing that a chip does.
+    """Bound the seconds of a step from below, by arithmetic, memory and links.
 
     Args:
       flops: FLOPs of a step on one device.
@@ -506,7 +506,7 @@ _ENVIRONMENT = {
 
 
 def add_options(parser) -> None:
-    """Add the options of the command."""
+    """Add the options of `jaxcl estimate`."""
     parser.epilog = """examples:
   jaxcl estimate pnr_cifar100
   jaxcl estimate pnr_cifar100 --target=h200:8
@@ -523,7 +523,7 @@ exit codes: 0 compiled, 1 failed, 2 wrong command or config"""
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run the command; return its exit code."""
+    """Run `jaxcl estimate`; return its exit code."""
     target, by = None, f"jax {jax.__version__}"
     sizes = {"classes": options.classes, "rows": options.rows}
     for name, size in sizes.items():

@@ -81,7 +81,7 @@ def find_entry(choices: Mapping[str, Any], name: str, field: str) -> Any:
 
 
 def check_made(record: Any, kind: type, name: str, field: str) -> Any:
-    """Return the result of a `make`; refuse a result that is not such a record."""
+    """Return a `make`'s result if it is of the type `kind`; refuse it otherwise."""
     if not isinstance(record, kind):
         raise Refused(
             f"{field}={name!r}: `make` returns a {type(record).__name__}; must be a "

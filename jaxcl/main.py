@@ -13,7 +13,7 @@ from jaxcl import cli
 
 
 def add_options(parser: cli.Parser) -> None:
-    """Add the options of the command."""
+    """Add the options of `jaxcl train`."""
     parser.epilog = """examples:
   jaxcl train quickstart
   jaxcl train quickstart --workdir=runs/finetune --config.method.name=finetune

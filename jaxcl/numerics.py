@@ -39,7 +39,7 @@ def pinned() -> Iterator[None]:
 
 
 def process_flags() -> dict:
-    """Return the flags that the process was started with, or has set since."""
+    """Return JAX's flags as this process has them, by its start or set since."""
     outside = _OUTSIDE.get()
     if outside is not None:
         return outside

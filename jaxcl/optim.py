@@ -172,7 +172,7 @@ def by_leaf(
 
     Args:
       tx: the optimiser.
-      share: names on the way to a leaf of a tree of dicts, a tuple -> float.
+      share: function of a leaf's path, a tuple of names, to its share, a float.
     """
 
     def moving(tree):

@@ -148,9 +148,9 @@ def adapt(function: Callable, hidden: tuple[str, ...] = (), **defaults) -> Calla
     """Give a function other defaults.
 
     Args:
-      function: with keyword-only parameters.
+      function: function with keyword-only parameters.
       hidden: parameters that are no options of the result.
-      defaults: by the name of the parameter.
+      defaults: new defaults by the name of the parameter.
     """
     adapted: Any = functools.partial(function, **defaults)
     signature = inspect.signature(adapted)
@@ -173,7 +173,7 @@ def option_of(function: Callable | tuple[Callable, ...]) -> dict[str, Option]:
 
 
 class Choice(NamedTuple):
-    """Rule of an option that is a section: its name picks the function that it is of.
+    """The rule of an option that is a section whose `name` picks a function.
 
     With `base: Annotated[Any, Choice(BASES)] = "simclr"` the option is a name, or
     {"name": name, option: value}. Its options are those of the function.
@@ -216,7 +216,7 @@ def nest_options(function: Callable, section: Mapping[str, Any], field: str) -> 
 
     Args:
       function: whose options the section has.
-      section: as a config has it.
+      section: section of a config.
       field: its path, for messages ("config.method").
 
     Raises:
@@ -272,7 +272,7 @@ def read_options(
 
     Args:
       function: whose keyword-only parameters are the options; or several.
-      section: what the config sets.
+      section: options that the config sets.
       field: the path of the section ("config.method").
       without: parameters that the config does not set.
       beside: further options, which the function does not take.
@@ -291,7 +291,7 @@ def read_options(
 
 
 def debug(**sizes: Any) -> Callable[[F], F]:
-    """Make a decorator that sets the options with which a function takes seconds.
+    """Make a decorator that gives a function the small sizes of `:debug`.
 
     `config.shrink` applies them. Put it below `checked`.
     """
@@ -304,7 +304,7 @@ def debug(**sizes: Any) -> Callable[[F], F]:
 
 
 def debug_sizes(function: Callable) -> dict[str, Any]:
-    """Read the options with which a function takes seconds, see `debug`."""
+    """Read the small sizes of a function for `:debug`, see `debug`."""
     return dict(getattr(unwrap(function), "debug", {}))
 
 
@@ -349,7 +349,7 @@ def check_arguments(function, values: Mapping[str, Any], field: str) -> None:
 
     Args:
       function: its annotations are read; or those of several functions.
-      values: by the name of the parameter; other names are passed over.
+      values: arguments by the name of the parameter; other names are ignored.
       field: their path, for messages ("config.method").
 
     Raises:
@@ -396,7 +396,7 @@ def check_value(value, annotation, field: str, option: Option | None = None) -> 
     """Refuse a value that an annotation does not allow.
 
     Args:
-      value: of any type.
+      value: a value of any type.
       annotation: a type, Annotated with a `Range` or another rule that has `refusal`, a
         Literal, a list or tuple of these, or a union.
       field: its path, for messages.
@@ -533,7 +533,7 @@ def read_choices(function, section: Mapping[str, Any], field: str) -> dict:
     """Check the inner sections of a section, each by the function that it picks.
 
     Args:
-      function: with options that are sections, see `Choice`.
+      function: function with options that are sections, see `Choice`.
       section: its options; a `Choice` that is missing has its default.
       field: the path of the section, for messages.
 

@@ -318,7 +318,7 @@ def _is_split(node):
 
 
 def per_device(name: str, value: int, mesh: Mesh | None) -> int:
-    """Return the part of a count that falls to each device; None: there is one.
+    """Divide a count, such as memory slots, by the number of devices.
 
     Raises:
       Refused: the devices cannot share it evenly; `name` is for the message.

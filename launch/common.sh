@@ -38,6 +38,17 @@ count() {
   fi
 }
 
+# Refuse a config file that is not here. A name without ".py" is the library's own.
+check_config() {
+  local word file
+  for word; do
+    file=${word#--config=} && file=${file%%:*}
+    if [[ $word == --config=*.py* && ! -e $file ]]; then
+      refuse "--config=$file: there is no such file in $PWD"
+    fi
+  done
+}
+
 # The head of the script that sources this.
 usage() {
   awk 'NR > 1 { if (!/^#/) exit; sub(/^# ?/, ""); print }' "$0"

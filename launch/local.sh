@@ -34,6 +34,7 @@ while (($#)); do
   shift
 done
 (($#)) || refuse "nothing to run: -- and the options of jaxcl.main are missing"
+check_config "$@"
 
 stopping='' pids=()
 

@@ -77,6 +77,7 @@ if [[ -n $commands ]]; then
   job=("--commands=$commands" ${settings[@]+env "${settings[@]}"})
 else
   (($#)) || refuse "nothing to run: -- and the options of jaxcl.main are missing"
+  check_config "$@"
   job=(${settings[@]+env "${settings[@]}"} "$python" -m jaxcl.main "$@")
 fi
 run sbatch "${options[@]}" ${more[@]+"${more[@]}"} "$here/slurm_job.sh" "${job[@]}"

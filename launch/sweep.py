@@ -193,7 +193,9 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    made.add_argument("--config", nargs="+", required=True, help="config files")
+    made.add_argument(
+        "--config", nargs="+", required=True, help="one or more config files"
+    )
     made.add_argument(
         "--vary",
         nargs="+",
@@ -203,12 +205,22 @@ def parser() -> argparse.ArgumentParser:
         help="an option, as config.method.base, and its values; any number of times",
     )
     made.add_argument("--seeds", nargs="+", type=int, default=[0])
-    made.add_argument("--root", default="runs", help="of all run directories")
-    made.add_argument("--run", action="store_true", help="run them")
-    made.add_argument("--jobs", type=int, default=1, help="at once, with --run")
-    made.add_argument("--gpus", action="store_true", help="one for each job, from 0 on")
-    made.add_argument("--all", action="store_true", help="finished ones too")
-    made.add_argument("--dry-run", action="store_true", help="print, whatever is asked")
+    made.add_argument("--root", default="runs", help="folder of all run directories")
+    made.add_argument(
+        "--run", action="store_true", help="run the commands, in place of printing them"
+    )
+    made.add_argument(
+        "--jobs", type=int, default=1, help="number of runs at once, with --run"
+    )
+    made.add_argument(
+        "--gpus", action="store_true", help="one GPU for each job, from GPU 0 on"
+    )
+    made.add_argument(
+        "--all", action="store_true", help="print or run finished runs, too"
+    )
+    made.add_argument(
+        "--dry-run", action="store_true", help="print the commands, even with --run"
+    )
     made.add_argument("--python", default=os.environ.get("PYTHON", "python"))
     return made
 

@@ -37,6 +37,8 @@ def fake(tmp_path, monkeypatch):
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("FAKE", str(folder))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a b.py").touch()  # the config of RUN
 
     def make(name, text=""):
         path = folder / name
@@ -75,6 +77,15 @@ def test_slurm_is_given_what_dry_run_prints(fake, monkeypatch):
     fake("sbatch")
     call("slurm.sh", *options, "--", *RUN)
     assert fake.log() == [printed]
+
+
+@pytest.mark.parametrize("script", ["slurm.sh", "local.sh"])
+@pytest.mark.parametrize(
+    "config, code", [("none.py:er", 2), ("a b.py:er", 0), ("er", 0)]
+)
+def test_a_config_file_that_is_missing_is_refused_at_once(fake, script, config, code):
+    done = call(script, "--dry-run", "--", f"--config={config}", code=code)
+    assert ("--config=none.py" in done.stderr) == (code == 2)
 
 
 @pytest.mark.parametrize("code, again", [(0, 0), (1, 0), (75, 1), (143, 1), (137, 0)])

@@ -69,7 +69,7 @@ def full(name, row, contrastive=CONTRASTIVE, replay=REPLAY):
     """Return what the experiments of the paper share.
 
     Args:
-      name: of the run.
+      name: name of the run.
       row: a key of one of the tables.
       contrastive: row -> its method, learning rate, views of an image.
       replay: row -> its method, learning rate.

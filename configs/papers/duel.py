@@ -16,10 +16,10 @@ def start(name, row, method, epoch_steps=None):
     """Return what all configs share.
 
     Args:
-      name: of the set.
-      row: of the table.
+      name: name of the set.
+      row: row of the table.
       method: config.method.
-      epoch_steps: of the stream in which a class dominates; None: there is none.
+      epoch_steps: steps of an epoch in which a class dominates; None: there is none.
     """
     config = ml_collections.ConfigDict()
     config.name = f"duel_{name}" if row == "d_moco" else f"duel_{name}_{row}"

@@ -11,8 +11,8 @@ def start(name, row):
     """Return what all configs share.
 
     Args:
-      name: of the set.
-      row: of `ROWS`; "old" trains the first task alone.
+      name: name of the set.
+      row: name of a row of `ROWS`; "old" trains the first task alone.
     """
     config = ml_collections.ConfigDict()
     config.name = f"icl_{name}" if row == "icl" else f"icl_{name}_{row}"
@@ -39,8 +39,8 @@ def graphs(name, row, path):
     """Return `start` for a set of graphs and a GCN.
 
     Args:
-      name: of the set.
-      row: of `ROWS`.
+      name: name of the set.
+      row: name of a row of `ROWS`.
       path: a file with the arrays of docs/data.md, or a folder in TUDataset's format.
     """
     config = start(name, row)
@@ -56,10 +56,10 @@ def images(name, row, size, stem="imagenet"):
     """Return `start` for images and a ResNet-18.
 
     Args:
-      name: of the set.
-      row: of `ROWS`.
+      name: name of the set.
+      row: name of a row of `ROWS`.
       size: pixels of a side.
-      stem: of the ResNet.
+      stem: stem of the ResNet.
     """
     config = start(name, row)
     config.augment = {

@@ -59,7 +59,7 @@ def start(name, lr):
     """Return what all configs share: one pass in batches of ten, plain SGD.
 
     Args:
-      name: of the run.
+      name: name of the run.
       lr: its learning rate.
     """
     config = ml_collections.ConfigDict()
@@ -104,11 +104,11 @@ def er_ace(name, table, row, *, size, num_tasks, per_class):
     """Return a config of the ER-ACE paper.
 
     Args:
-      name: of the set.
+      name: name of the set.
       table: row -> its method, learning rate and other changes to the config.
       row: a key of it.
       size: pixels of a side.
-      num_tasks: of disjoint classes.
+      num_tasks: number of tasks, of disjoint classes.
       per_class: images of each class in memory.
     """
     method, lr, changes = table[row]

@@ -67,7 +67,7 @@ def full(name, table):
     """Return what all experiments of the paper share, and the reference to the base.
 
     Args:
-      name: of the run.
+      name: name of the run.
       table: base -> learning rate, weight decay, probe's learning rate, PNR's lambda.
     """
     config, base = start(name)
@@ -168,7 +168,7 @@ def set_small_heads(config, base, *, queue_size, lambdas):
     """Give heads of width 256, and what goes with them, to a small network.
 
     Args:
-      config: of `start`.
+      config: result of `start`.
       base: the reference to the base.
       queue_size: keys that MoCo holds.
       lambdas: base -> PNR's lambda; "" for all others.
@@ -193,7 +193,7 @@ def small(name, size, lambdas):
     """Return what runs on small images with three convolutions share, and the base.
 
     Args:
-      name: of the run.
+      name: name of the run.
       size: pixels of a side.
       lambdas: base -> PNR's lambda.
     """

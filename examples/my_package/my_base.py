@@ -16,7 +16,7 @@ def make(
 
     Args:
       scale: the paper's t.
-      uniformity: weight of that term.
+      uniformity: weight of the uniformity term.
     """
 
     def loss(x):

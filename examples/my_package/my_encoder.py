@@ -30,6 +30,6 @@ def flat(*, width: schema.Width = 32, dtype: Any = jnp.float32) -> nn.Module:
 
     Args:
       width: length of a feature vector.
-      dtype: of the arithmetic; follows config.precision.
+      dtype: type of the computation; follows config.precision.
     """
     return Flat(width, dtype)

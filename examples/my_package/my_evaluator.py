@@ -29,7 +29,7 @@ def make(parts: core.EvalParts, *, max_rows: schema.Count = 1000):
     """Make the evaluator.
 
     Args:
-      parts: what the config builds for every evaluator.
+      parts: components that the config builds for every evaluator.
       max_rows: at most so many evaluation rows, evenly spaced.
     """
     examples, rows = embedding.sample_rows(parts, "participation", max_rows, least=2)

@@ -41,10 +41,10 @@ def make(
     """Make SimCLR + weight * l2; the second term counts from the second task on.
 
     Args:
-      parts: what the config builds for every method.
-      temperature: of SimCLR's loss.
-      weight: of the distance to the teacher.
-      hidden_dim, output_dim: of the projector.
+      parts: components that the config builds for every method.
+      temperature: temperature of SimCLR's loss.
+      weight: factor of the distance to the teacher.
+      hidden_dim, output_dim: widths of the projector's layers.
     """
     shape = mlp.CONTRASTIVE._replace(hidden_dim=hidden_dim, output_dim=output_dim)
     projector = mlp.projector(shape, dtype=parts.encoder.dtype)
@@ -67,8 +67,8 @@ def make(
         loss = contrastive.nt_xent(views[:, 0], views[:, 1], temperature=temperature)
         distance = l2(z, frozen)
         # `state.task` is an array, so all tasks run the same compiled program.
-        held = jnp.where(state.task > 0, weight, 0.0)
-        return loss + held * distance, (stats, distance)
+        factor = jnp.where(state.task > 0, weight, 0.0)
+        return loss + factor * distance, (stats, distance)
 
     def step(state, batch):
         views = parts.augment(core.step_key(state), batch["image"])

@@ -34,7 +34,7 @@ def make(
     """Make the method; its keyword arguments are options of config.method.
 
     Args:
-      parts: what the config builds: encoder, optimizer, replay.
+      parts: components that the config builds: encoder, optimizer, replay.
       margin: amount by which the logit of the right class is lowered. Cosines are
         multiplied by 10: 3.5 is a margin of 0.35.
       head: "cosine" or "linear".

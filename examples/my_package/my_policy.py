@@ -16,8 +16,8 @@ def choose(buffer, state, key, items, mask):
 
     Args:
       buffer: the memory, a `buffer.Buffer`; `seen` counts the rows offered so far.
-      state: what the policy counts; this one counts nothing.
-      key: of random draws; this policy draws nothing.
+      state: counts of the policy; this one counts nothing.
+      key: key of random draws; this policy draws nothing.
       items: the incoming rows, with what `Policy.reads` names.
       mask: bool[B], rows that exist.
 

@@ -25,7 +25,7 @@ def blobs(
       per_class: images of each class, at least 5.
       size: pixels of a side.
       validation: share of the train split that is held out.
-      seed: of the held-out rows; the images are the same for every seed.
+      seed: seed of the held-out rows; the images are the same for every seed.
     """
     rng = np.random.default_rng(0)
     label = np.repeat(np.arange(classes, dtype=np.int32), per_class)
@@ -35,7 +35,7 @@ def blobs(
     away = np.arange(size) - place[:, :, None]  # [N, 2, size]
     squared = away[:, 0, :, None] ** 2 + away[:, 1, None, :] ** 2
     images = np.round(255 * np.exp(-squared / (size / 4) ** 2)).astype(np.uint8)
-    whole = stream.Examples(label, np.zeros_like(label), images[..., None])
+    examples = stream.Examples(label, np.zeros_like(label), images[..., None])
     names = tuple(f"spot {c}" for c in range(classes))
-    data = splits.draw_test("blobs", names, whole, 0.2, seed=0)
+    data = splits.draw_test("blobs", names, examples, 0.2, seed=0)
     return splits.finish(data, validation=validation, seed=seed)

@@ -15,7 +15,7 @@ def make(*, weight: schema.Weight = 1.0) -> records.Strategy:
     """Make the strategy. Its arguments are options of config.method.strategy.
 
     Args:
-      weight: of the term that it adds to the base's loss.
+      weight: factor of the term that is added to the base's loss.
     """
 
     def term(base, x):

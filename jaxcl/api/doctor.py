@@ -88,7 +88,7 @@ def time_steps(folder: str | os.PathLike) -> str:
 
 
 def examine() -> Iterator[tuple[str, str, str]]:
-    """Yield (part, finding, problem) for each part; the problem may be ""."""
+    """Check each part of the installation: yield (part, finding, problem or "")."""
     yield "jaxcl", f"{jaxcl.__version__}, {pathlib.Path(jaxcl.__file__).parent}", ""
     for line in list_versions():
         yield "", line, ""
@@ -108,7 +108,7 @@ def examine() -> Iterator[tuple[str, str, str]]:
 
 
 def add_options(parser) -> None:
-    """Add no options."""
+    """Add the options of `jaxcl doctor`: none."""
 
 
 def main(options: argparse.Namespace) -> int:

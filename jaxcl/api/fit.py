@@ -182,8 +182,8 @@ def _check_strategy(config) -> None:
     strategy = strategies.make_strategy(name)
     if strategy.teacher or strategy.end_task:
         raise Refused(
-            f"strategy={name!r}: acts from the second task on, and there is one; tasks "
-            "must be 2 or more, or the encoder one that is trained already"
+            f"strategy={name!r}: acts from the second task on, and there is only one; "
+            "tasks must be 2 or more, or `encoder` a trained one"
         )
 
 

@@ -37,7 +37,7 @@ Work = Callable[[upgrade.Stop], list[str]]  # returns lines to print
 
 
 def find_folder(run: str) -> str:
-    """Find the folder of the files for an index: of the last update, or of `fit_file`.
+    """Find the folder with the index files of a run's last update, or of `fit_file`.
 
     Raises:
       Refused: there are none.
@@ -84,7 +84,7 @@ def fit_file(
     rows: int = 4096,
     neighbours: int = 10,
 ) -> list[str]:
-    """Fit a map to the vectors of some images by two encoders; return what to print.
+    """Fit a map from one encoder's vectors to another's; return lines to print.
 
     Args:
       old, new: files of vectors; row i of both is the same image. If both have ids,
@@ -366,7 +366,7 @@ def refresh_file(
       path: upgraded vectors.
       images: where the images are; their ids are paths within it, or numbers of rows.
       planned: file of `plan_file`.
-      first: how many of it, see `read_plan`.
+      first: number or share of its ids, see `read_plan`.
       out: new file.
       ids: a text file with an id on each line.
     """
@@ -544,7 +544,7 @@ def write_map(run: str, out: str) -> str:
 
 
 def add_options(parser) -> None:
-    """Add the options of the command."""
+    """Add the options of `jaxcl index`."""
     parser.description = __doc__
     words = parser.add_subparsers(dest="word", required=True)
     texts = {

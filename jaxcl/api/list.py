@@ -118,7 +118,7 @@ def overview() -> str:
 
 
 def add_options(parser) -> None:
-    """Add the options of the command."""
+    """Add the options of `jaxcl list`."""
     parser.add_argument(
         "kinds", nargs="*", metavar="KIND", help=f"kinds to list: {', '.join(KINDS)}"
     )

@@ -1,4 +1,4 @@
-"""Load an encoder: of its folder, or of a run directory."""
+"""Load an encoder from its folder, or export it from a run directory."""
 
 import contextlib
 import errno
@@ -43,7 +43,7 @@ def load_encoder(
 
 @contextlib.contextmanager
 def exported(run: str) -> Iterator[str]:
-    """Export the encoder of a run; yield its folder, in the run or, if need be, not."""
+    """Yield a folder with a run's exported encoder: in the run, or a temporary one."""
     with tempfile.TemporaryDirectory() as elsewhere:
         place = f"{updates.find_current(run)}/encoder"
         try:

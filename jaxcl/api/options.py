@@ -194,7 +194,7 @@ def _check_values(listed: Sequence[OptionEntry]) -> None:
 
 
 def add_options(parser) -> None:
-    """Add the options of the command."""
+    """Add the options of `jaxcl options`."""
     parser.description = __doc__
     parser.add_config()
     parser.add_argument("--all", action="store_true", help="also those with defaults")

@@ -8,7 +8,7 @@ from jaxcl.errors import Refused
 def updates(
     per_image: float, images: int, flops: Callable[[int], int | None], name: str
 ) -> int:
-    """Find the most updates whose step costs at most so many FLOPs for each image.
+    """Find the largest number of updates whose FLOPs for each image fit the budget.
 
     Updates on a batch are written out one after another, so that every one after the
     first costs what the second does.

@@ -28,7 +28,7 @@ def build(
     to find errors; each of the others is built when its turn comes.
 
     Args:
-      config: what a config file's get_config made, overrides applied.
+      config: result of a config file's get_config, overrides applied.
       workdir: the run directory; it must be this config's or new.
 
     Raises:
@@ -130,7 +130,7 @@ def plan_job(
     Nothing is written. Within `sharding.compile_target` the job is for other devices.
 
     Args:
-      config: what a config file's get_config made, overrides applied.
+      config: result of a config file's get_config, overrides applied.
       stand_in: a `stream.Dataset` in place of config.data, which is then not read.
       one_step: compile one step a call, else as many as a run does.
 
@@ -148,8 +148,7 @@ def plan_job(
 
 
 def default_workdir(config) -> str:
-    """Return runs/NAME of the config; RUN/NAME, where the encoder of RUN is
-    evaluated."""
+    """Return the default run directory, runs/NAME; RUN/NAME for a transfer from RUN."""
     return f"{config.get('checkpoint') or 'runs'}/{config.get('name', 'run')}"
 
 
@@ -167,7 +166,7 @@ def restore_frozen(config: ml_collections.ConfigDict) -> jobs.Frozen:
 
 
 class Embedder(NamedTuple):
-    """The train rows of a data set, and what embeds them."""
+    """The train rows of a data set, and the function that embeds them."""
 
     size: int  # number of rows
     embed: Callable[[np.ndarray], np.ndarray]  # rows i32[n] -> f32[n, D]

@@ -69,7 +69,7 @@ def check_data(
 
 
 def compare_data(dataset: stream.Dataset, rows: identity.Identity) -> None:
-    """Refuse processes that read other data. All processes must call it.
+    """Refuse processes whose data differ. All processes must call it.
 
     Args:
       dataset: the data set.
@@ -128,7 +128,7 @@ def check_start(top: sections.TopLevel, plain: dict, train: stream.Examples) -> 
 
 
 def read_single_task_results(run: str, plain: dict, method: core.Method) -> dict:
-    """Read the accuracies FT_i on single tasks from another run that fits.
+    """Read FT_i, accuracies on single tasks, from another run of the same options.
 
     If the method trains a task alone with other options, only its base is compared.
 

@@ -273,7 +273,7 @@ def _pick_functions(method: core.Method) -> dict:
 
 
 def make_transfer(top: sections.TopLevel, workdir) -> transfer.Transfer:
-    """Make what evaluates the encoder of config.checkpoint."""
+    """Make the transfer run that evaluates the encoder of config.checkpoint."""
     state, source, eval_parts = restore_frozen(top)
     evaluations = evaluation.make(top.evaluators, eval_parts, workdir, plots=top.plots)
     return transfer.Transfer(

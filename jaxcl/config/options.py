@@ -133,7 +133,8 @@ def to_json(value: Any, field: str | None = None) -> Any:
 
     Args:
       value: anything.
-      field: its path, for messages; None: other values become strings.
+      field: path of the option, for messages; None: a value that JSON cannot hold
+        becomes a string.
 
     Raises:
       Refused: JSON cannot hold it; the message names the field.

@@ -259,7 +259,7 @@ def _choose_encoder(encoder) -> tuple[dict, str | None]:
 
 
 def read_once(data: Mapping[str, Any], summary: Summary) -> dict:
-    """Set the options that decode small images in files once, into memory.
+    """Return config.data; small image files are to be decoded once, into memory.
 
     Args:
       data: a section config.data.

@@ -25,7 +25,7 @@ def compute(function: Callable, *fields: Any, like: Any = None):
     Setting the value itself, as in `--config.optimizer.lr=0.5`, cuts the tie.
 
     Args:
-      function: of the values of the fields.
+      function: function of the values of the fields.
       fields: `config.section.get_ref(name)` each; with `like` also plain values.
       like: a value of its type; None: the present result.
     """
@@ -72,7 +72,7 @@ def look_up(table: dict, *fields: config_dict.FieldReference, default=None):
 
 
 class Sections(config_dict.ConfigDict):
-    """A section with inner sections, which a plain string names.
+    """A section whose inner sections can be set by name, with a plain string.
 
     `config.method.base = "byol"` and `--config.method.base=byol` change the name of the
     section config.method.base. Values that follow the name change with it.
@@ -107,7 +107,7 @@ def set_by_name(section: config_dict.ConfigDict, table: Mapping[str, Mapping]) -
     table an option keeps the value that it had.
 
     Args:
-      section: with a `name`.
+      section: section with a `name`.
       table: name -> option -> value, or a result of `look_up`.
     """
     name = section.get_ref("name")
@@ -133,7 +133,7 @@ def warmup_epochs(epochs, usual: int | None = None) -> int:
     """Choose the epochs of a warm-up, for `compute`: fewer than those of any task.
 
     Args:
-      epochs: of each task, as `config.epochs` has them.
+      epochs: epochs of each task, as in `config.epochs`.
       usual: number of epochs, if tasks have more; None: a tenth of the epochs, at most
         ten.
     """

@@ -11,7 +11,7 @@ from jaxcl.run import encoder_folder, transfer
 
 
 def resolve(raw: Mapping[str, Any], workdir=None) -> dict:
-    """Fill in what a config takes from its machine, an encoder, and its own names.
+    """Fill in values that follow from the machine, an encoder or other options.
 
     Args:
       raw: the config.

@@ -143,7 +143,7 @@ def read_top(raw: dict) -> TopLevel:
 
 
 class ImageSettings(NamedTuple):
-    """The images that evaluators and loaders prepare for the encoder."""
+    """Settings by which evaluators and loaders prepare images for the encoder."""
 
     size: int  # pixels of a side
     mean: tuple[float, ...]  # of each channel, in [0, 1]
@@ -199,7 +199,7 @@ def check_graphs(top: TopLevel, train: stream.Examples | None = None) -> None:
 
 
 class Section(NamedTuple):
-    """The rule of a section: the function whose options it has, and others beside."""
+    """The rule of a section: the function that has its options, and further options."""
 
     # (path of the section, section) -> function, or several
     find: Callable[[str, Mapping], Any]
@@ -213,9 +213,9 @@ class Section(NamedTuple):
         """Check a section.
 
         Args:
-          path: of the section, for messages ("config.encoder").
+          path: path of the section, for messages ("config.encoder").
           section: ConfigDict or dict.
-          how: as of `schema.options`.
+          how: other arguments of `schema.options`.
 
         Returns:
           its function, the function's options that are set, and the options beside.
@@ -428,7 +428,7 @@ def _check_split(top: TopLevel, model: int) -> None:
 
 
 def read_sides(*, data: schema.Count, model: schema.Count = 1) -> tuple[int, int]:
-    """Return the sides of the devices' mesh.
+    """Read config.mesh: the parts of a batch, and the devices that share weights.
 
     Args:
       data: parts of a batch.
@@ -525,7 +525,7 @@ def wrap_tuned(module, section: dict | str | None, given=None):
     """Wrap an encoder so that only the part in config.tuning is trained.
 
     Args:
-      module: of config.encoder.
+      module: the module of config.encoder.
       section: config.tuning.
       given: its initial weights, see `tuning.TunedEncoder`.
     """
@@ -537,7 +537,7 @@ def wrap_tuned(module, section: dict | str | None, given=None):
 
 
 def nest_method(raw: Mapping[str, Any]) -> dict:
-    """Write config.method with its inner sections, see `schema.nest_options`.
+    """Rewrite flat options of config.method as sections, see `schema.nest_options`.
 
     Raises:
       ValueError: a name in it is unknown.
@@ -560,7 +560,7 @@ def make_method(top: TopLevel, chosen, parts: core.Parts) -> core.Method:
     """Make the method of config.method.
 
     Args:
-      chosen: of `find_method`.
+      chosen: result of `find_method`.
 
     Raises:
       Refused: the method reads no such data.

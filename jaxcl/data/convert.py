@@ -89,7 +89,7 @@ def mean_std(images: np.ndarray) -> tuple[list[float], list[float]]:
 
 
 def add_options(parser) -> None:
-    """Add the options of the command."""
+    """Add the options of `jaxcl convert`."""
     parser.description = __doc__
     add = parser.add_argument
     add("set", help="plain or packed .npz; with --shards any set of images")
@@ -99,7 +99,7 @@ def add_options(parser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run the command."""
+    """Run `jaxcl convert`."""
     if options.shards:
         dataset = sources.load(**sources.section_of(options.set))
     else:
@@ -110,3 +110,7 @@ def main(options: argparse.Namespace) -> int:
     write = from_shards.write_shards if options.shards else write_arrays
     write(dataset, options.directory)
     return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit("jaxcl: the command is `jaxcl convert`")

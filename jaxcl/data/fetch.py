@@ -1,4 +1,4 @@
-"""Get a well-known set and write it as its source reads it.
+"""Download a well-known data set, and write it in the format that its source reads.
 
     jaxcl data cifar10 --out=data/cifar10
     jaxcl data cifar10 --out=data/cifar10 --from=FILE_OR_FOLDER
@@ -57,7 +57,7 @@ class Archive(NamedTuple):
 
 
 class KnownSet(NamedTuple):
-    """A set that can be fetched."""
+    """A data set that `jaxcl data` can download."""
 
     archives: tuple[Archive, ...]
     write: Callable[[list[str], str], None]  # paths of the archives, a new folder
@@ -331,7 +331,7 @@ SETS = {
 
 
 def add_options(parser) -> None:
-    """Add the options of the command."""
+    """Add the options of `jaxcl data`."""
     parser.epilog = """examples:
   jaxcl data shapes --out=shapes
   jaxcl data cifar10 --out=data/cifar10
@@ -344,7 +344,7 @@ def add_options(parser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run the command."""
+    """Run `jaxcl data`."""
     if options.name == "shapes":
         return _draw_shapes(options.out, options.source)
     fetch_set(options.name, options.out, source=options.source)
@@ -368,3 +368,7 @@ def _draw_shapes(out: str, source: str | None) -> int:
         f"--test={out}/{first}/test"
     )
     return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit("jaxcl: the command is `jaxcl data`")

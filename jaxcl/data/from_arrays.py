@@ -186,7 +186,7 @@ def examples(
     label: np.ndarray | None,
     domain: np.ndarray | None,
 ) -> stream.Examples:
-    """Make examples of arrays of any integer type; greys may lack the channel.
+    """Make examples from arrays of any integer type; a grey image may have two axes.
 
     Args:
       where: origin of the arrays, for messages.

@@ -49,7 +49,7 @@ def _examples(where, rows, label, domain) -> stream.Examples:
 
 
 def check_suffix(path: str) -> None:
-    """Refuse the path of a file of another kind."""
+    """Refuse a path that does not end in .npz or .safetensors."""
     if not path.endswith(_SUFFIXES):
         raise Refused(f"{path}: must end in {' or '.join(_SUFFIXES)}")
 

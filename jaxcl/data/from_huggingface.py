@@ -269,8 +269,8 @@ def _check_complete(path, split, files) -> None:
     counts = {x[1] for file in files if (x := re.search(r"-of-(\d+)\b", file))}
     if len(folders) > 1 or any(int(count) != len(files) for count in counts):
         raise Refused(
-            f"path={path!r}: split {split!r} must be all parts of one set in one "
-            f"folder: it has {len(files)} files in folders {sorted(folders)[:5]}"
+            f"path={path!r}: split {split!r} has {len(files)} files in folders "
+            f"{sorted(folders)[:5]}; must be one folder with all parts of one set"
         )
 
 

@@ -175,7 +175,7 @@ def _batch_sizes(sizes, order) -> np.ndarray:
 def budget_of(
     graph_set: GraphSet, rows: np.ndarray, budgets: Sequence[Budget]
 ) -> Budget:
-    """Return the first of `budgets` that holds the graphs of some rows; -1 is no graph.
+    """Return the smallest batch shape of `budgets` that holds the graphs at some rows.
 
     Rows are i[b], or i[P, b] for P batches, which must all fit. Raises Refused
     if no budget is large enough.

@@ -23,7 +23,7 @@ ROWS = 20_000  # of so many files all bytes are read, in some two seconds
 
 
 class Identity(NamedTuple):
-    """All rows of a set, one split after another."""
+    """The names, digests and labels of all rows of a set, one split after another."""
 
     names: np.ndarray  # S[N], where each row is read from
     marks: np.ndarray  # u64[N], digests; 0: the row could not be read
@@ -182,7 +182,7 @@ def pack(identity: Identity) -> bytes:
 
 
 def unpack(data: bytes) -> Identity:
-    """Unpack what `pack` made."""
+    """Unpack an identity from the bytes that `pack` returned."""
     return Identity(**np.load(io.BytesIO(data), allow_pickle=False))
 
 
@@ -248,7 +248,7 @@ def _describe_rows(identity) -> Iterable[tuple]:
 
 
 def common(test: Identity, train: Identity) -> list[str]:
-    """Name the rows of a test split whose images a train split has."""
+    """List the test rows whose images are also in the train split."""
     if not (test.by_bytes and train.by_bytes):
         return []
     train_marks, rows = train.marks[train.rows("train")], test.rows("test")

@@ -71,7 +71,7 @@ def lift_pillow_limit() -> None:
 
 
 class Decoding(NamedTuple):
-    """Decodes images."""
+    """Settings for decoding images; a call decodes one."""
 
     decoder: str  # "cv2" or "pillow"
     channels: int = 3  # 3 is RGB, 1 is grey
@@ -316,7 +316,7 @@ _SAMPLED = 8  # images from which the size of all is estimated
 
 
 class SplitRows(NamedTuple):
-    """Reads a part of a set row by row: row -> u8[h,w,C]."""
+    """A reader of one split, row by row: row -> u8[h,w,C]."""
 
     read: Any  # a FileRows, or another record with its methods
     rows: np.ndarray  # i64[N], rows of `read`

@@ -82,7 +82,7 @@ def store_set(
         names = tuple(class_names[int(number)] for number in names)
     domain, domain_names = _number_names(f"{name}: domains", domains)
     if domain is not None and (domain < 0).any():
-        raise Refused(f"{name}: domains: must be known of every image")
+        raise Refused(f"{name}: domains: some images have none; must be 0 or more")
     examples = from_arrays.examples(name, images, label, domain)
     stored = StoredSet(name, examples, names, domain_names or ("all",))
     return _SETS.setdefault(stored.sha256 + name, stored)

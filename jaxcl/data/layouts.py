@@ -104,7 +104,7 @@ def check_domains(path: str, folders: set[tuple[str, ...]]) -> None:
 
 
 def shared_classes(folders: set[tuple[str, ...]]) -> Sequence[str]:
-    """Return the sub-folder names that all folders share, if they are most; else ()."""
+    """Return the sub-folder names that all folders have; () if most names differ."""
     inside: dict[str, set[str]] = {}
     for first, *rest in folders:
         inside.setdefault(first, set()).add(rest[0] if rest else "")

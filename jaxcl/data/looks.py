@@ -76,7 +76,7 @@ def as_domains(
 
 
 def rotate_pixels(side: int, angle: float) -> np.ndarray:
-    """Return where each pixel of a turned image comes from.
+    """Return the source pixel of each pixel of a rotated image.
 
     Args:
       side: pixels of a side.

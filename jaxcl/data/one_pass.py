@@ -13,7 +13,8 @@ import numpy as np
 class Repeated(NamedTuple):
     """An order in which each row comes several times in succession.
 
-    A stand-in for correlated frames, OURS: the copies differ by their augmentation.
+    It stands for correlated frames, and is of no paper: the copies differ by their
+    augmentation.
     """
 
     order: Callable  # order of the rows alone, see `stream.Source`

@@ -29,7 +29,8 @@ def choose_decoder(decoder: Decoder = "auto") -> str:
         raise Refused("decoder", decoder, f"must be one of {get_args(Decoder)}")
     installed = importlib.util.find_spec("cv2") is not None
     if decoder == "cv2" and not installed:
-        raise Refused("decoder = 'cv2' is not installed; pip install 'jaxcl[fast]'")
+        advice = "pip install 'jaxcl[fast]'"
+        raise Refused("decoder", decoder, "OpenCV is not installed", advice)
     return "pillow" if decoder == "pillow" or not installed else "cv2"
 
 

@@ -37,7 +37,7 @@ def find_functions(name: str | None) -> tuple[Callable, ...]:
 
 
 def list_functions() -> dict[str, Callable]:
-    """List all functions with options of scenarios, by their names in messages."""
+    """List the functions whose keyword arguments are options of scenarios, by name."""
     functions = {f"scenario {name!r}": x.functions[0] for name, x in SCENARIOS.items()}
     functions["all scenarios but 'after' and 'blurry'"] = imbalance.make_uneven
     functions["all scenarios but 'after'"] = repeat_rows
@@ -401,7 +401,7 @@ def repeat_rows(
 
 # name -> how it cuts, and what may change its tasks
 class Scenario(NamedTuple):
-    """A scenario, as a config names it."""
+    """The functions and traits of a scenario that a config can name."""
 
     # Functions that have its options, the one that cuts the tasks first
     functions: tuple[Callable, ...]
@@ -425,7 +425,7 @@ SCENARIOS: dict[str, Scenario] = {
 
 
 def run_seed(scenario: Mapping, seed: int) -> dict:
-    """Return the option `seed` of a scenario that the run's seed draws, else {}.
+    """Return {"seed": seed} for a scenario that the run's seed draws, else {}.
 
     Args:
       scenario: section of a config; its own `seed` has priority.

@@ -88,7 +88,7 @@ def joined(*, sets: Annotated[Sequence[dict], schema.Entries()]) -> stream.Datas
 
 @splits.source
 def judged_by(*, train: dict, test: dict) -> stream.Dataset:
-    """Read the train split of one source, to be evaluated on another source's.
+    """Join the train split of one source and, as test split, another source.
 
     Classes of the same name are one class. If the first has no labels, take `knn` with
     train_on="evaluation".

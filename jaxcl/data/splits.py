@@ -1,4 +1,4 @@
-"""Validation and test splits, chosen classes, and the last step of every source."""
+"""Split a dataset, choose its classes, and complete it as every source does."""
 
 import concurrent.futures
 import functools
@@ -121,7 +121,7 @@ def _keep_named(dataset, kind, option, wanted) -> stream.Dataset:
 def draw_mask(
     examples: stream.Examples, fraction: float, seed: list[int]
 ) -> np.ndarray:
-    """Return bool[N], a drawn share of the rows of every class in every domain.
+    """Draw a share of the rows of every class in every domain, bool[N].
 
     From two rows or more at least one is drawn and one left; a fraction of 0 draws
     none.
@@ -182,7 +182,7 @@ def cut_out(examples, mask) -> tuple[stream.Examples, stream.Examples | None]:
 def unknown_classes(
     dataset: stream.Dataset, judged: stream.Examples | None
 ) -> tuple[int, str] | None:
-    """Describe evaluation rows whose class no train row has; None without such rows."""
+    """Count evaluation rows of classes without train rows, and describe them."""
     train_classes = np.unique(dataset.train.label[dataset.train.label >= 0])
     if judged is None or judged.graphs is not None or not len(train_classes):
         return None

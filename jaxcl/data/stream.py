@@ -49,7 +49,7 @@ class Dataset(NamedTuple):
 def epoch_order(
     rng: np.random.Generator, rows: np.ndarray, batch_size: int
 ) -> np.ndarray:
-    """Shuffle rows into an epoch without an incomplete batch, i32[steps, batch]."""
+    """Shuffle rows into full batches, i32[steps, batch]; the remainder is left out."""
     steps = len(rows) // batch_size
     return rng.permutation(rows)[: steps * batch_size].reshape(steps, batch_size)
 
@@ -57,7 +57,7 @@ def epoch_order(
 def filled_order(
     rng: np.random.Generator, rows: np.ndarray, batch_size: int
 ) -> np.ndarray:
-    """Shuffle rows into an epoch with all of them, i32[steps, batch].
+    """Shuffle all rows into batches, i32[steps, batch].
 
     The last batch is filled with -1, which is no row.
     """
@@ -181,7 +181,7 @@ def schedule(
     plan = Schedule(rows, source.order, seed, task, epochs, batch_size, 0)
     first = _epoch_rows(plan, 0)
     if len(first) == 0:
-        raise Refused(f"task {task}: order gave no step for {len(rows)} rows")
+        raise Refused(f"task {task}: the order of its {len(rows)} rows has no batch")
     plan.steps_per_epoch = len(first)
     return plan
 
@@ -273,7 +273,7 @@ def order_of_classes(
 def numbers(
     entries: Sequence[int | str], names: Sequence[str], field: str
 ) -> list[int]:
-    """Return the numbers of entries (numbers or names), each at most once."""
+    """Convert names or numbers of classes or domains to numbers; refuse duplicates."""
     chosen = []
     for entry in entries:
         if isinstance(entry, str) and entry in names:

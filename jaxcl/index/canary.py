@@ -17,7 +17,7 @@ QUERIES, MEMBERS = 200, 2048
 
 
 class Canary(NamedTuple):
-    """Queries by one encoder, and what they find among some rows of its index."""
+    """Queries embedded by one encoder, and the ids that they find in its index."""
 
     encoder: str  # name of the encoder
     queries: np.ndarray  # f32[Q, D], of length 1
@@ -36,7 +36,7 @@ def make_canary(
     query_ids: list[str] | None = None,
     k: int = 10,
 ) -> Canary:
-    """Search some rows of an index by up to 200 queries.
+    """Make a canary: search some rows of an index by up to 200 queries.
 
     Args:
       encoder: name of the encoder that embedded the queries.
@@ -78,7 +78,7 @@ def write_canary(path: Any, canary: Canary) -> None:
 
 
 def read_canary(path: Any) -> Canary:
-    """Read a canary.
+    """Read a canary from its file.
 
     Raises:
       Refused: the file is none.
@@ -107,7 +107,7 @@ def check_index(
 
     Args:
       table: the vectors of the index.
-      canary: from `read_canary`.
+      canary: result of `read_canary`.
       encoder: name of the served encoder; None: it is not compared.
       least: share of the expected ids that must be found.
     """

@@ -69,7 +69,7 @@ def find_neighbours(
     Args:
       queries: f32[Q, D].
       index: f32[N, D], N > k.
-      k: how many neighbours.
+      k: number of neighbours.
       own: i32[Q], the row of the index that is the query itself and is left out.
     """
     cosines = _row_products(_unit(queries), _unit(index))
@@ -95,7 +95,7 @@ def measure_drift(before: jax.Array, after: jax.Array, *, k: int = 10) -> dict:
 
     Args:
       before, after: f32[N, D], N > 2 k, or the searches would be trivial.
-      k: how many neighbours a search returns.
+      k: number of neighbours that a search returns.
 
     Returns:
       dict of f32[], where an overlap is the share of the neighbours of old queries in

@@ -22,7 +22,7 @@ PAIRS, MAP = "index_pairs.safetensors", "index_map.safetensors"
 
 
 class Kit(NamedTuple):
-    """What brings the vectors of one encoder to the space of the next."""
+    """Pairs of embeddings by two encoders, and the map between their spaces."""
 
     source: str  # name of the encoder before
     target: str  # name of the encoder after
@@ -59,7 +59,7 @@ def fit_kit(
     label: np.ndarray | None = None,
     k: int = 10,
 ) -> tuple[Kit, ways.Measured]:
-    """Measure the ways of an index by some pairs, and fit its map to all of them.
+    """Measure each way to serve an index on pairs, then fit a map to all of them.
 
     Args:
       before: f32[N, E], embeddings of images by the encoder named `source`.

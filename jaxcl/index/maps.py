@@ -315,7 +315,7 @@ def measure_recall(
       arrays: map; None: rows are searched as they are.
       source, target: f32[N, D] and f32[N, E], pairs.
       held: bool[N], rows that the map was not fitted to.
-      mapped: what is mapped, see `fit_all`.
+      mapped: side that is mapped, see `fit_all`.
       k: number of neighbours.
     """
     queries = target[held]

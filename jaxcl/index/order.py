@@ -44,7 +44,7 @@ def predict_errors(vectors: np.ndarray, reference: Reference) -> np.ndarray:
 
     Args:
       vectors: f32[N, D], by the encoder to map from.
-      reference: from `make_reference`.
+      reference: result of `make_reference`.
     """
     near = min(_NEAREST, len(reference.rows))
     cosines = drift.unit(vectors) @ reference.rows.T

@@ -28,7 +28,7 @@ class Route(NamedTuple):
     recalls: tuple[float, ...] = ()  # share that each map finds of its own target's
 
     def name(self) -> str:
-        """Name the maps."""
+        """Return the names of the maps, joined by "+"."""
         return "+".join(maps.map_id(arrays) for arrays in self.chain)
 
     def apply(self, rows: np.ndarray) -> np.ndarray:
@@ -47,7 +47,7 @@ def make_routes(
     images and that map finds more of the new neighbours; else the maps are composed.
 
     Args:
-      kits: of a chain of updates, the oldest first.
+      kits: kits of a chain of updates, the oldest first.
       sources: names of encoders whose vectors there are; None: all earlier ones.
       k: number of neighbours by which both are compared.
 
@@ -220,7 +220,7 @@ def _common_width(table, steps) -> int:
 def list_versions(
     table: vectors.Table, source: str
 ) -> tuple[list[vectors.Version], np.ndarray]:
-    """Return the versions of a table and each row's; without any all are `source`'s."""
+    """Return a table's versions, and the number of each row's version among them."""
     return table.versions or [vectors.Version(source)], table.codes
 
 
@@ -243,8 +243,8 @@ def rewrite(
       about: description of the work; a draft of other work is refused.
       width: dimensions of the changed vectors.
       change: (block f32[n, D], number of its first row) -> f32[n, width].
-      versions, codes: of the changed vectors, see `vectors.Table`.
-      stop: as in `upgrade`.
+      versions, codes: versions of the changed vectors, see `vectors.Table`.
+      stop: argument of `upgrade`.
     """
     dtype = np.float16 if table.dtype == np.float16 else np.float32
     about = about | {"rows": table.rows, "width": width, "from": _fingerprint(table)}
@@ -341,7 +341,7 @@ def replace(
       rows: i64[n], sorted rows that are replaced.
       fresh: f32[n, D], their new embeddings.
       source: name of the encoder of vectors without versions.
-      stop: as in `upgrade`.
+      stop: argument of `upgrade`.
     """
     versions, codes = list_versions(table, source)
     versions, codes = [*versions], codes.copy()

@@ -115,7 +115,7 @@ def open_table(path: str, *, ids: str | None = None, field="--vectors") -> Table
     """Open a file of vectors; only ids and versions are read.
 
     Args:
-      path: of the file.
+      path: path of the file.
       ids: path of a text file with an id on each line.
       field: option that names the file, for messages.
 

@@ -105,7 +105,7 @@ def list_usable(ways: dict[str, dict], least: float) -> list[str]:
     embedded again give: of the precision if it was measured, else of the neighbours.
 
     Args:
-      ways: of `Measured`.
+      ways: field of `Measured`.
       least: share that is enough.
     """
     measure = "precision" if "precision" in ways["all"] else "neighbours"
@@ -119,5 +119,5 @@ def list_usable(ways: dict[str, dict], least: float) -> list[str]:
 
 
 def verdict_of(way: str) -> str:
-    """Return the verdict that a way stands for."""
+    """Return the verdict, such as "adapt", that recommends a way."""
     return _VERDICT.get(way, "refresh")

@@ -243,7 +243,7 @@ def nnclr(
 
 
 def diet(logits: jax.Array, index: jax.Array, *, smoothing: float = 0.3) -> jax.Array:
-    """Compute DIET's cross-entropy with the image's number (Balestriero, 2023, Eq. 1).
+    """Compute DIET: each image is a class of its own (Balestriero, 2023, Eq. 1).
 
     With p = softmax(logits), the mean over rows and views of
       -(1 - smoothing) log p_index - smoothing mean_k log p_k.

@@ -19,7 +19,7 @@ _OLD = 0.5  # share of the stored vector after a use of its row
 
 
 def move_vectors(old: jax.Array, new: jax.Array, used: jax.Array) -> jax.Array:
-    """Move stored vectors after a use of their rows, n(old / 2 + n(new) / 2).
+    """Average the stored vectors of drawn rows with their new features, as unit rows.
 
     The first use of a row replaces its vector by n(new).
 

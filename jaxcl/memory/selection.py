@@ -50,7 +50,7 @@ def proposal(
 def own_class_term(
     similarity: jax.Array, labels: jax.Array, seen: jax.Array, mask: jax.Array
 ) -> jax.Array:
-    """Return each row's term p_ij / n of its own class; `proposal` leaves it out.
+    """Return the part of a row's own class, which `proposal` leaves out of its mean.
 
     The authors' code adds to g this term of the last of R augmented passes, over R: a
     leftover of its sum over passes.

@@ -44,7 +44,7 @@ class Shards(NamedTuple):
 
     @property
     def over_devices(self) -> bool:
-        """Tell that every leaf is split on axis 0, see `sharding.placement`."""
+        """True: every leaf is split on axis 0, see `sharding.placement`."""
         return True
 
 
@@ -55,7 +55,7 @@ class ShardedPolicyState(NamedTuple):
 
     @property
     def over_devices(self) -> bool:
-        """Tell that every leaf is split on axis 0, see `sharding.placement`."""
+        """True: every leaf is split on axis 0, see `sharding.placement`."""
         return True
 
 
@@ -70,7 +70,7 @@ class SplitRows(NamedTuple):
 
     @property
     def over_devices(self) -> bool:
-        """Tell that every leaf is split on axis 0, see `sharding.placement`."""
+        """True: every leaf is split on axis 0, see `sharding.placement`."""
         return True
 
 
@@ -150,7 +150,7 @@ def store_rows(
       items: pytree of [B, ...], as the example of `create`; B a multiple of the number
         of devices.
       mask: bool[B], rows that exist; None: all.
-      after: what the step read of the memory, see `buffer.write`.
+      after: arrays that the step read from the memory, see `buffer.write`.
 
     Returns:
       The memory and the policy's state, after the rows.

@@ -117,7 +117,7 @@ class Selector(NamedTuple):
         return slots, mask, allowed.at[slots].set(False, mode="drop")
 
     def features(self, state: core.TrainState, *images: jax.Array) -> list[jax.Array]:
-        """Embed each of the parts u8[R,H,W,C] in one pass, f32[R,D]."""
+        """Embed several arrays of images u8[R,H,W,C] in one pass, f32[R,D] each."""
         rows = sharding.shard_rows_in_jit(jnp.concatenate(images))
         rows = self.parts.eval_transform(rows)
         outputs, _ = self.net(state.params, state.stats, rows, train=False)

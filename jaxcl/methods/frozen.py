@@ -159,8 +159,8 @@ def move_means(
     second moments a small variance. Equal rows have gaps of 0, apart from rounding.
 
     Args:
-      means: before the rows.
-      rows: those of a batch, in order.
+      means: the means before the rows.
+      rows: rows of a batch, in order.
 
     Returns:
       The means after the rows; f32[B,D], the gap of each row to the mean of its class

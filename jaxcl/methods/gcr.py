@@ -125,7 +125,7 @@ def _update(parts, net, state, incoming, key, *, alpha, beta):
 def draw_mixture(
     parts: core.Parts, state: core.TrainState, key: jax.Array
 ) -> online.Rows:
-    """Draw rows of both memories, candidates in the slots of their task."""
+    """Draw rows from both memories; augment them."""
     k_draw, k_augment = jax.random.split(key)
     memory, candidates = state.extra.memory, state.extra.candidates
     span = -(-memory.capacity // (state.task + 1))

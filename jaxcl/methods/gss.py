@@ -47,7 +47,7 @@ def make(
     vectors: schema.Count = 10,
     rows: schema.Count | None = None,
 ) -> core.Method:
-    """Replay from a memory that is written by similarity of gradients.
+    """Replay from a memory that keeps rows with different gradients.
 
     Gradients are of the cross-entropy over all classes, in evaluation mode, after the
     update, of images without augmentation. A batch of B rows costs `vectors` passes

@@ -136,19 +136,20 @@ def make(
     output_dim: schema.Width | None = None,
     hidden_layers: schema.Layers | None = None,
 ) -> core.Method:
-    """Make one base with a memory and one regulariser; both are sections.
+    """Make a method from a base, a memory and a regulariser.
 
     Args:
-      parts: what the config builds.
+      parts: components that the config builds.
       base: name of the self-supervised loss, in `list_bases()` or a module of your own;
         or a section with this name and options. Bases that read labels, prototypes or
         random slices are refused.
-      regulariser: name in `REGULARISERS`, see the head of `step.py`; or a
-        section.
+      regulariser: name in `REGULARISERS`, see the top of this module; or a section.
       rows: rows that are aligned, "replay" or "all".
       remembers: keep a memory and replay from it; without one `rows` must be "all".
-      momentum: of the slow network of BYOL and MoCo, after each update.
-      hidden_dim, output_dim, hidden_layers: of the projector; None: the base's.
+      momentum: momentum of the slow network of BYOL and MoCo, after each update.
+      hidden_dim: width of the projector's hidden layers; None: the base's.
+      output_dim: width of the projector's output; None: the base's.
+      hidden_layers: number of the projector's hidden layers; None: the base's.
 
     Raises:
       Refused: naming the field, the value and what is allowed.

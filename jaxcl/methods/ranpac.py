@@ -85,7 +85,7 @@ def make_rule(projections: int) -> frozen.Rule:
 
 
 def held_out(index: jax.Array) -> jax.Array:
-    """Mark the rows that choose the ridge, bool[B]: a fifth, in any order of the rows.
+    """Mark a fifth of the rows, which choose the ridge, bool[B].
 
     Every fifth row might always be of the same classes, if a set repeats its classes in
     turn.
@@ -111,7 +111,7 @@ def solve_ridge(inputs: jax.Array, targets: jax.Array, ridge: jax.Array) -> jax.
 
 
 def choose_ridge(grams: Grams) -> jax.Array:
-    """Return the ridge with the least squared error on the rows kept for that, f32[].
+    """Return the ridge with the least squared error on the held-out rows, f32[].
 
     For weights W that error is tr(W^T G W) - 2 tr(W^T Q) and a constant, with G and Q
     of these rows, so the rows need not be kept. A ridge below the rounding of the sums,

@@ -41,7 +41,7 @@ _layer_norm = functools.partial(layers.layer_norm, _EPSILON)
 
 
 class Depthwise(nn.Module):
-    """A convolution of each channel by itself, 7 x 7, that keeps the size of the map.
+    """A 7 x 7 depthwise convolution that keeps the size of the map.
 
     Attributes:
       dtype: type of the computation.

@@ -130,7 +130,7 @@ class ResNet(nn.Module):
 
     @property
     def num_features(self) -> int:
-        """The length D of a feature vector; with `pool`, of one window's part."""
+        """The length D of a feature vector; with `pool`, of one window's features."""
         last_width = self.width * 2 ** (len(self.stage_sizes) - 1)
         return last_width * _EXPANSION[self.block]
 
@@ -180,7 +180,9 @@ class ResNet(nn.Module):
             return jnp.mean(x, axis=(1, 2))
         if min(x.shape[1:3]) < self.pool:
             raise Refused(
-                "pool", self.pool, f"the last map is {x.shape[1]} x {x.shape[2]}"
+                "pool",
+                self.pool,
+                f"must fit into the last map, {x.shape[1]} x {x.shape[2]}",
             )
         window = (self.pool, self.pool)
         return nn.avg_pool(x, window, window).reshape(x.shape[0], -1)

@@ -168,7 +168,7 @@ def format_scalar(curves: dict[str, tuple], name: str, band: str) -> str:
 
 
 def add_options(parser) -> None:
-    """Add the options of the command."""
+    """Add the options of `jaxcl compare`."""
     add = parser.add_argument
     add("workdirs", nargs="+", metavar="RUN", help="run directories")
     add("--matrix", default=None, help="accuracy, as knn/all; default: the first one")

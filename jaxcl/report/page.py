@@ -452,7 +452,7 @@ def _list_differences(runs) -> Table:
 
 
 def add_options(parser) -> None:
-    """Add the options of the command."""
+    """Add the options of `jaxcl report`."""
     add = parser.add_argument
     add("runs", nargs="+", metavar="RUN", help="run directories")
     add("--out", default="report.html", help="HTML file to write")

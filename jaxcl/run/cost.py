@@ -48,7 +48,7 @@ class Clock:
             self._switch_to(before)
 
     def time_compilation(self, step: Callable) -> Callable:
-        """Wrap a step (state, resident, batches, count) -> (state, metrics).
+        """Wrap a step so that the seconds of its compilation are counted apart.
 
         The first call with batches of a new shape compiles: it counts as "compile".
         """

@@ -67,7 +67,7 @@ class Lock:
 
 
 def acquire(folder: epath.PathLike) -> Lock:
-    """Take the lock of a directory for this process, or count it once more.
+    """Take the lock of a directory; this process may take it again.
 
     Raises:
       LockHeldError: another process has the lock.

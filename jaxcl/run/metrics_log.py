@@ -109,7 +109,7 @@ class Epochs:
         self._progress["passes"] += float(row.get("passes", 0.0))
 
     def end_epoch(self, seconds: float) -> dict:
-        """End an epoch.
+        """End an epoch; return its mean loss and cost.
 
         Args:
           seconds: training time of the task so far.

@@ -12,7 +12,7 @@ from jaxcl.errors import Refused
 
 
 class Progress:
-    """The bar or the line.
+    """The progress of a run, as a bar or as lines.
 
     Args:
       num_tasks: number of tasks of the run.
@@ -91,7 +91,7 @@ class Progress:
             print(text, flush=True)  # before the bar is drawn again
 
     def close(self) -> None:
-        """Leave the bar as it is."""
+        """Close the bar, and leave it on the screen."""
         if self._bar is not None:
             self._bar.close()
 

@@ -82,7 +82,7 @@ def empty_results(
     Args:
       num_tasks: T.
       task_names: T strings; by default "task 1", "task 2", ...
-      embeds: what the method's `embed` reads, see `core.Method`; an export says it.
+      embeds: input of the method's `embed`, see `core.Method`; an export says it.
 
     Returns:
       A dict. Its "finetune" will map a matrix name to f[T], the accuracy on each task
@@ -149,7 +149,7 @@ def add_convergence(results: dict, task: int, convergence: dict) -> dict:
 
 
 def make_room(results: dict, task_names: Sequence[str]) -> dict:
-    """Make room for the tasks of the run that continues another one.
+    """Extend the results of a run for another run that continues it with more tasks.
 
     Args:
       results: results of the earlier run.

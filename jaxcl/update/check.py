@@ -363,7 +363,7 @@ def write_sentences(report: dict) -> str:
 
 
 def add_options(parser) -> None:
-    """Add the options of the command."""
+    """Add the options of `jaxcl check`."""
     parser.description = __doc__
     add = parser.add_argument
     add("run", metavar="RUN", help="a finished run")

@@ -280,7 +280,7 @@ def measure_accuracies(
 
 
 def add_options(parser) -> None:
-    """Add the options of the command."""
+    """Add the options of `jaxcl update`."""
     parser.epilog = """examples:
   jaxcl update --run=runs/mine --data=new_images
   jaxcl update --run=runs/mine --data=new_images --test=labelled_images

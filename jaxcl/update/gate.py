@@ -170,7 +170,7 @@ def decide(pairs: Pairs, limit: float, error: float, alarm: float = 0.025) -> st
 
 
 class PastUpdate(NamedTuple):
-    """One update, as the budget sees it."""
+    """The outcome of an earlier update, which decides what budget is left."""
 
     outcome: str  # one of `OUTCOMES`
     on_trust: bool  # whether an undecided update could be accepted
@@ -178,7 +178,7 @@ class PastUpdate(NamedTuple):
 
 
 class Share(NamedTuple):
-    """The errors of one update."""
+    """The part of the error budget that one update may use."""
 
     error: float  # probability that it may use to call a harmful encoder harmless
     alarm: float  # and a harmless one harmful

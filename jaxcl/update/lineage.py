@@ -154,7 +154,7 @@ def default_batch_size(run: str) -> int:
 
 
 def choose_folder(run: str, asked: dict | None) -> epath.Path:
-    """Choose an update's directory: the last if unfinished or of equal images.
+    """Choose an update's directory: the last one, if unfinished or of the same images.
 
     An unfinished update may be another one: then `build` refuses the directory, whose
     config differs.

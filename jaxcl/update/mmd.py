@@ -11,7 +11,7 @@ import numpy as np
 
 
 class Difference(NamedTuple):
-    """The difference between two samples."""
+    """The maximum mean discrepancy of two samples, and its p-value."""
 
     squared_mmd: float  # 0 for equal samples
     p_value: float

@@ -42,7 +42,7 @@ def embed_old(work: plan.Plan) -> OldImages | None:
 
 
 def compare(work: plan.Plan, before: OldImages, folder: epath.PathLike) -> Comparison:
-    """Embed the old images by the new encoder, and measure what serves them.
+    """Embed the old images again, and measure each way to serve their index.
 
     Args:
       work: the update.

@@ -145,7 +145,7 @@ def _embed_rows(work, splits, done, batch_size) -> Iterator[np.ndarray]:
 
 
 def add_options(parser) -> None:
-    """Add the options of the command."""
+    """Add the options of `jaxcl features`."""
     add = parser.add_argument
     add("--encoder", required=True, help="the folder of an encoder")
     add("--data", required=True, help="a path, or a section config.data as JSON")

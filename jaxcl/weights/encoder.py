@@ -148,7 +148,7 @@ class Encoder:
         return maps.map_features(self.adapter, rows)
 
     def picture_features(self) -> np.ndarray:
-        """Embed a fixed picture that the library makes itself, f32[D].
+        """Embed a fixed picture that the library draws, f32[D].
 
         The picture has the network's size, so nothing is resized.
         """

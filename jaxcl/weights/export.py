@@ -279,7 +279,7 @@ def _summarise_run(card) -> str:
 
 
 def add_options(parser) -> None:
-    """Add the options of the command."""
+    """Add the options of `jaxcl export`."""
     add = parser.add_argument
     add("--run", required=True, help="a run directory")
     add("--out", required=True, help="folder, new or of the same export")

@@ -280,7 +280,7 @@ def _read_numbers(text: str) -> tuple[float, ...]:
 
 
 def add_options(parser) -> None:
-    """Add the options of the command."""
+    """Add the options of `jaxcl import`."""
     add = parser.add_argument
     add("--from", dest="source", required=True, help="a file of weights")
     architecture_names = ", ".join(architectures.ARCHITECTURES)

@@ -257,7 +257,7 @@ def choose_rate(agent: AgentState, key: jax.Array, options: Options):
 
 
 def scale_action(action: jax.Array, options: Options) -> jax.Array:
-    """Map actions in [0, 1] to learning rates in [low, high], see the top."""
+    """Map actions in [0, 1] to learning rates in [low, high], by `options.scale`."""
     if options.scale == "linear":
         return options.low + (options.high - options.low) * action
     low, high = math.log(options.low), math.log(options.high)

@@ -41,7 +41,7 @@ def batches(
     count: int,
     rng: np.random.Generator | None = None,
 ) -> np.ndarray:
-    """Make batches of as many whole epochs as give at least `count`, i32[n, B]."""
+    """Shuffle rows into at least `count` batches, in whole epochs, i32[n, B]."""
     rng = np.random.default_rng(0) if rng is None else rng
     epochs = [task.train.order(rng, rows, batch_size)]
     if len(epochs[0]) == 0:
@@ -129,8 +129,7 @@ def batches_per_step(plan: OrderPlan, task: stream.Task) -> int:
 def count_epoch_steps(
     plan: OrderPlan, task: stream.Task, batch_size: int
 ) -> tuple[int, int]:
-    """Count the steps on old rows, and all steps, of an epoch of
-    `alternating_epoch`."""
+    """Count the steps of an `alternating_epoch`: those on old rows, and all of them."""
     if task.index == 0 or plan.strategy != "icl":
         return 0, 1
     old, new = (

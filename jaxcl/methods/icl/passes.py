@@ -109,7 +109,7 @@ class Passes(NamedTuple):
         batch: core.Batch,
         others: core.Batch,
     ):
-        """Return anchors and positives of `batch`, rows of `others`, and statistics."""
+        """Embed anchors and positives of `batch`, and negatives from `others`."""
         k_batch, k_others = jax.random.split(key)
         if self.graphs:
             rows, positives, stats = self.pairs(params, stats, k_batch, batch)
@@ -131,7 +131,7 @@ class Passes(NamedTuple):
         return self.network(params, stats, key, images, train=train, groups=groups)
 
     def within(self, rows: jax.Array, positives: jax.Array, batch: core.Batch):
-        """Return NCE-I with the other positives of the batch as negatives.
+        """Compute NCE-I of a batch, whose other positives are the negatives.
 
         Returns:
           f32[]; the mask of these negatives, bool[B, B]; options for other losses of
@@ -154,7 +154,7 @@ class Passes(NamedTuple):
     def plain_loss(
         self, params: core.PyTree, stats: core.PyTree, key: jax.Array, batch: core.Batch
     ):
-        """Return NCE-I f32[] within a batch; the statistics, anchors and positives."""
+        """Compute NCE-I f32[] of a batch; also return (stats, anchors, positives)."""
         rows, positives, stats = self.pairs(params, stats, key, batch)
         return self.within(rows, positives, batch)[0], (stats, rows, positives)
 
@@ -167,7 +167,7 @@ class Passes(NamedTuple):
         others: core.Batch,
         growth: jax.Array,
     ):
-        """Return the loss of `batch` if its items are old, and that if they are new.
+        """Return two losses of `batch`, for old items and for new ones, as functions.
 
         Args:
           params, stats: parameters and statistics of the network.

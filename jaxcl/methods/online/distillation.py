@@ -80,7 +80,7 @@ def by_task(
     seen_only: bool = True,
     **hooks: Callable,
 ) -> core.Method:
-    """Build a method from a gradient step that finds the task of each class.
+    """Make an online method whose state holds the task of each class.
 
     Args:
       parts, net, update, seen_only, hooks: arguments of `online.make_method`; the state

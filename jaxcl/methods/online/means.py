@@ -1,4 +1,4 @@
-"""Prediction by the nearest mean of the memory's items of a class.
+"""Prediction by the nearest class mean of the memory's items.
 
 Rebuffi et al., "iCaRL: Incremental Classifier and Representation Learning", CVPR 2017,
 Algorithm 1. The extra of a method that predicts in this way has a field `means`. It is
@@ -24,7 +24,7 @@ class ClassMeans(NamedTuple):
 
 
 class Nearest(NamedTuple):
-    """Class means of features and the distance to them, without augmentation."""
+    """A classifier by the nearest class mean of the memory, without augmentation."""
 
     parts: core.Parts
     net: Any  # online.Network

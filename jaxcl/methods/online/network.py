@@ -15,7 +15,7 @@ Head = Literal["linear", "cosine"]
 
 
 class Rows(NamedTuple):
-    """Examples on their way through the network."""
+    """Incoming or replayed examples, as the network takes them."""
 
     images: jax.Array  # f32[R,H,W,C]
     label: jax.Array  # i32[R]

@@ -165,7 +165,7 @@ def tasks_of(rows: Rows) -> jax.Array | None:
 def tap_gradients(
     params: core.PyTree, features: jax.Array, tasks: jax.Array | None
 ) -> jax.Array:
-    """Return the features; the probe's gradient gets their gradients' norms by task.
+    """Return features unchanged, and add a measure of their gradients to the gradient.
 
     Args:
       params: parameters with that of the probe, or nothing is measured.

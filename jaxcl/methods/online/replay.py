@@ -24,7 +24,7 @@ def settings(
     measure: tuple[Literal["drift", "gradients"], ...] = (),
     statistics: Literal["running", "memory"] = "running",
 ) -> core.Replay:
-    """Return the section config.replay.
+    """Check the options of config.replay, and return them as a record.
 
     Args:
       num_classes: number of classes of the whole stream.

@@ -84,8 +84,7 @@ def draw_rows(
     allowed: jax.Array | None = None,
     augment: bool = True,
 ) -> Rows:
-    """Draw rows of the memory without replacement; `augment_drawn` says what fills the
-    shape.
+    """Draw rows of the memory without replacement, and augment them.
 
     Args:
       parts: components that the config builds.
@@ -196,7 +195,7 @@ def stored_rows(state: core.TrainState, batch: core.Batch, **more: jax.Array) ->
 
 
 def descend(parts: core.Parts, net: Network, state: core.TrainState, loss: Callable):
-    """Take a step down `loss(params) -> (f32[], stats)`, passes of `net`.
+    """Take a step down `loss(params) -> (f32[], stats)`, which runs `net`.
 
     Returns:
       The new state and metrics.

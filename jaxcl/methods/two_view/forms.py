@@ -21,13 +21,13 @@ def join_views(x: records.Features) -> jax.Array:
 def distil_contrast(
     temperature: float, form: records.Form, logsumexp: Callable | None = None
 ) -> Callable:
-    """Make CaSSLe's term of contrastive bases, see `distill.cassle_contrastive`."""
+    """Make CaSSLe's distillation term for a contrastive base."""
     options = dict(temperature=temperature, form=form, logsumexp=logsumexp)
     return lambda x: distill.cassle_contrastive(*core.split_views(x.p, x.f), **options)
 
 
 def distil_cosine(x: records.Features) -> jax.Array:
-    """Compute CaSSLe's term of BYOL, 2 - 2 cos(g(z), f)."""
+    """Compute CaSSLe's distillation term for BYOL, 2 - 2 cos(g(z), f)."""
     return distill.cassle_byol(*core.split_views(x.p, x.f))
 
 
@@ -42,7 +42,7 @@ def distil_mean_squared(x: records.Features) -> jax.Array:
 
 
 def distil_prototypes(x: records.Features, temperature: float) -> jax.Array:
-    """Compute CaSSLe's term of prototypes: teacher and g(z) agree, each on its own."""
+    """Compute CaSSLe's distillation term for a base with prototypes."""
     return distill.cassle_prototypes(
         *core.split_views(x.p, x.f),
         x.params["distil_prototypes"],
@@ -60,6 +60,6 @@ def init_prototypes(key: jax.Array, count: int, dim: int) -> dict[str, jax.Array
 def hold_prototypes(
     task: jax.Array, progress: jax.Array, grads: dict, share: float
 ) -> dict:
-    """Zero the prototypes' gradients in the first `share` of the first task."""
+    """Zero the prototypes' gradients at the start of the first task."""
     frozen = (task == 0) & (progress < share)
     return {"prototypes": jnp.where(frozen, 0.0, grads["prototypes"])}

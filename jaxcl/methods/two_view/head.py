@@ -1,4 +1,4 @@
-"""A linear head that learns labels in addition to a method; "apart" does not affect it.
+"""A linear head that learns labels beside a method without labels.
 
 Source: the online classifier of the released CIFAR-100 experiments of CaSSLe (Fini et
 al., CVPR 2022) and PNR (Cha et al., ICML 2024). At each step it sees a labelled batch,
@@ -41,7 +41,7 @@ _STREAM = 0x4EAD  # keeps the head's random numbers apart from the method's
 
 
 class Extra(NamedTuple):
-    """The state of a method with a head."""
+    """The state of a method with an online head."""
 
     method: core.PyTree  # `extra` of the method without its head
     layer: linear_head.LinearHead  # carried from task to task
@@ -70,7 +70,7 @@ def add(
       parts: the method's parts; the head sees the last augmented view.
       lr: learning rate at the start of each task, half a cosine to 0; with "released"
         the peak of the network's own schedule, with LARS.
-      momentum: of SGD; there is no weight decay.
+      momentum: momentum of SGD; there is no weight decay.
       form: "apart" or "released".
 
     Returns:

@@ -54,15 +54,17 @@ def make(
     head_lr: schema.Positive = 0.1,
     head_form: head.Form = "apart",
 ) -> core.Method:
-    """Make one base under one strategy; each is a section with options of its own.
+    """Make a method from a base and a strategy.
 
     Args:
-      parts: what the config builds.
+      parts: components that the config builds.
       base: name in `bases.BASES`, or of a module of your own, "mypackage.mybase"; or a
         section with this name and options of its `make`.
       strategy: name in `strategies.STRATEGIES`, or of a module of your own; or a
         section.
-      hidden_dim, output_dim, hidden_layers: of the projector; None: the base's.
+      hidden_dim: width of the projector's hidden layers; None: the base's.
+      output_dim: width of the projector's output; None: the base's.
+      hidden_layers: number of the projector's hidden layers; None: the base's.
       head_steps: number of first steps of the run in which only the projector, the
         predictors and the prototypes train, for an encoder that comes without them.
       online_head: train a linear head on labels of all classes, see `head.py`.

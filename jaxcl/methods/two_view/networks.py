@@ -14,11 +14,11 @@ _STREAM = 0xD157  # keeps fresh networks apart from the step's own keys
 
 
 def choose_sizes(base: records.Base, options: dict) -> dict:
-    """Give options that are None the base's own values.
+    """Replace options that are None by the base's own values.
 
     Args:
       base: has the defaults of the projector's shape and of the strategies' weights.
-      options: of the method, by name.
+      options: options of the method, by name.
     """
     sizes = base.projector._asdict() | {"weight": base.weight}
     if base.pnr is None:  # one with negatives subtracts no distance
@@ -36,7 +36,7 @@ def make_setup(
     """Build the networks of a base and a strategy.
 
     Args:
-      parts: what the config builds.
+      parts: components that the config builds.
       base: says whether there is a predictor, and has parameters of its own.
       strategy: says whether there is a predictor g.
       shape: sizes of the projector.
@@ -118,7 +118,7 @@ def _init_distiller(setup, key):
 
 
 def copy_names(setup: records.Setup, tree: dict) -> dict:
-    """Pick the entries, one per network, that slow network and teacher copy."""
+    """Pick the networks that the slow network and the teacher copy."""
     names = (*setup.copied.nets, *setup.base_params)
     return {name: tree[name] for name in names if name in tree}
 

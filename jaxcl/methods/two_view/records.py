@@ -122,7 +122,7 @@ class Base(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """The images of an update, and what their pass needs besides the parameters."""
+    """The images of an update, and the arrays that their forward pass needs."""
 
     views: jax.Array  # f32[B,2,H,W,C], to train on
     replayed: jax.Array | None = None  # f32[R,H,W,C], images that pass by themselves
@@ -182,7 +182,7 @@ class Strategy(NamedTuple):
 
 
 class Setup(NamedTuple):
-    """The constants of a method; no arrays."""
+    """The constants of a method: its functions, networks and numbers; no arrays."""
 
     parts: core.Parts
     base: Base

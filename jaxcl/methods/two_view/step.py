@@ -216,7 +216,7 @@ def loss_and_grads(
     losses: Sequence[Callable],
     which: jax.Array | None = None,
 ):
-    """Compute a loss of the networks' outputs, and its gradients by the parameters.
+    """Compute a loss of the networks' outputs, and its gradients in the parameters.
 
     Two losses are branches of a `cond`. On CPU the gradient of a convolution is slow
     inside a cond, and residuals of both branches, as large as the logits, would leave
@@ -313,8 +313,8 @@ def _project_views(setup, images, reading, params, stats, *, train, patches=Fals
       setup: constants of the method.
       images: f32[VB,H,W,C].
       reading: says which patches of the images iBOT hides.
-      params, stats: of encoder and projector, and maybe others.
-      train: as in `chain.Chain`.
+      params, stats: trees of encoder and projector, and maybe others.
+      train: argument of `chain.Chain`.
       patches: project masked patches, too; this network sees them.
 
     Returns:
@@ -338,10 +338,10 @@ def _pass_copied(setup, params, stats, images, reading, *, train, key=None):
 
     Args:
       setup: constants of the method.
-      params, stats: of encoder and projector, and maybe others.
+      params, stats: trees of encoder and projector, and maybe others.
       images: f32[N,H,W,C].
       reading: says which patches to project, and which of them are hidden.
-      train, key: as in `chain.Chain`.
+      train, key: arguments of `chain.Chain`.
 
     Returns:
       Features of the encoder f32[N,H], projections f32[N,D], statistics after the pass,
@@ -438,14 +438,14 @@ def end_warm_up(setup, state):
 
 
 def hold_encoder(setup, state, grads):
-    """Zero the gradient of the encoder in the first steps."""
+    """Zero the encoder's gradient while only the heads train."""
     waits = state.step < setup.head_steps
     zeroed = jax.tree.map(lambda g: jnp.where(waits, 0.0, g), grads["encoder"])
     return {**grads, "encoder": zeroed}
 
 
 def keep_encoder(setup, before, after):
-    """Undo a step's changes to the encoder, in the first steps."""
+    """Undo changes to the encoder while only the heads train."""
     waits = before.step < setup.head_steps
 
     def keep(old, new):

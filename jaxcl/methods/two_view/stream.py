@@ -53,7 +53,7 @@ def create(setup, batch):
 
 
 def split_keys(key: jax.Array, updates: int) -> list[records.StepKeys]:
-    """Split the key of a step into those of its updates; all write by the same key."""
+    """Split a step's key into one for each update."""
     write, *keys = jax.random.split(key, 1 + updates)
     made = []
     for update in keys:
@@ -125,7 +125,7 @@ def _cut_rows(features, start, stop):
 
 
 def group_rows(setup, features: records.Features, reading: records.Reading) -> list:
-    """List the replayed rows, if there are any, then the others.
+    """Group an update's rows: the replayed ones, if there are any, and the others.
 
     Returns:
       (features, active, aligned) of each group, see `records.Base.update`.
@@ -140,7 +140,7 @@ def group_rows(setup, features: records.Features, reading: records.Reading) -> l
 
 
 def finish_update(setup, state, metrics, features, reading):
-    """Move what the memory stores of the replayed rows, after an update.
+    """After an update, refresh what the memory stores with the replayed rows.
 
     Returns:
       the state, metrics, and `RowStats` of the incoming rows.
@@ -164,7 +164,7 @@ def row_stats(setup, features: records.Features, active: jax.Array) -> RowStats:
     replayed and there is nothing to compare with.
 
     Args:
-      features: of the update's rows.
+      features: features of the update's rows.
       active: bool[], the replayed rows are of the memory.
     """
     query = features.z if features.o is None else features.o
@@ -210,7 +210,7 @@ def pair_slopes(query: jax.Array, target: jax.Array) -> jax.Array:
 
 
 def update_stored(setup, memory, drawn, stats, active):
-    """Move what the memory stores of replayed rows to their new values.
+    """Refresh the vectors that the memory stores with replayed rows.
 
     Args:
       setup: constants of the method.

@@ -15,7 +15,7 @@ def make(
     """Decorrelate features: Barlow Twins (Zbontar et al., ICML 2021).
 
     Args:
-      scale: of the whole loss.
+      scale: factor of the whole loss.
       off_diagonal: weight of the redundancy term.
       form: "code" or "paper", of the distance that PNR subtracts.
     """

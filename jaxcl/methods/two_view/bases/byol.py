@@ -18,7 +18,8 @@ def make(
 
     Args:
       predictor_hidden_dim: hidden units of its predictor.
-      momentum_start, momentum_end: of the slow network, over each task.
+      momentum_start, momentum_end: momentum of the slow network, at the start and end
+        of each task.
       form: "code" adds the views, "paper" averages them (Eq. 6); also of the forms
         under CaSSLe (Eq. 7) and PNR.
     """

@@ -1,4 +1,4 @@
-"""DIET: a linear head classifies an augmented image by its number in the set.
+"""DIET: a linear head tells the images of the set apart, each a class of its own.
 
 Balestriero, "Unsupervised Learning on a DIET", arXiv 2302.10260; Rodas et al.,
 "DIET-CP", arXiv 2509.06990, for encoders that come without heads.
@@ -20,12 +20,12 @@ from jaxcl.nets import mlp
 def make(
     *, rows: schema.Count | None = None, smoothing: schema.Fraction = 0.3
 ) -> records.Base:
-    """Classify each image by its number: DIET-CP (Rodas et al., 2025).
+    """Classify each image as a class of its own: DIET-CP (Rodas et al., 2025).
 
     Args:
       rows: rows of the head, at least one for each train image; None: one each. An
         update keeps the head of the run.
-      smoothing: of the labels.
+      smoothing: share of label smoothing.
     """
 
     def loss(x):

@@ -110,16 +110,17 @@ def make(
     """Learn prototypes that a slow network assigns: DINO (Caron et al., ICCV 2021).
 
     Args:
-      temperature: of the network that learns.
-      distill_temperature: of CaSSLe's term.
-      momentum_start, momentum_end: of the slow network, over each task.
+      temperature: temperature of the network that learns.
+      distill_temperature: temperature of CaSSLe's term.
+      momentum_start, momentum_end: momentum of the slow network, at the start and end
+        of each task.
       prototypes: number of prototypes.
-      balance: of the targets: "centre" subtracts a running mean, "sinkhorn" uses all
-        prototypes equally over both views of the batch.
+      balance: rule for the targets: "centre" subtracts a running mean, "sinkhorn" uses
+        all prototypes equally over both views of the batch.
       target_temperature, target_start, target_warmup: temperature of the targets. It
         starts at `target_start` and rises over the share `target_warmup` of the first
         task.
-      centre_momentum: of the running mean.
+      centre_momentum: momentum of the running mean.
       prototypes_held: share of the first task in which prototypes are frozen.
       ibot: weight of iBOT's loss of hidden patches, of Vision Transformers; DINOv2 has
         1. 0: none are hidden.

@@ -21,10 +21,11 @@ def make(
     """Contrast both views with queues of keys: MoCo v2+ (He et al., CVPR 2020).
 
     Args:
-      temperature: of the loss.
-      distill_temperature: of CaSSLe's term, and of PNR's second one.
+      temperature: temperature of the loss.
+      distill_temperature: temperature of CaSSLe's term and of PNR's second term.
       queue_size: rows of each queue; at least the global batch.
-      momentum_start, momentum_end: of the slow network, over each task.
+      momentum_start, momentum_end: momentum of the slow network, at the start and end
+        of each task.
       form: "code" or "paper", of CaSSLe's term and of PNR.
       streaming: make no matrix of logits, which takes less memory (`losses.streaming`).
     """

@@ -27,8 +27,8 @@ def make(
     """Take neighbours in a queue as positives: NNCLR (Dwibedi et al., ICCV 2021).
 
     Args:
-      temperature: of the loss.
-      distill_temperature: of CaSSLe's term.
+      temperature: temperature of the loss.
+      distill_temperature: temperature of CaSSLe's term.
       queue_size: projections of first views to search for neighbours.
       predictor_hidden_dim: hidden units of its predictor.
       form: "code" or "paper", of CaSSLe's term.

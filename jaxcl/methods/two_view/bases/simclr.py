@@ -16,8 +16,8 @@ def make(
     """Contrast views over the batch by NT-Xent: SimCLR (Chen et al., ICML 2020).
 
     Args:
-      temperature: of the loss.
-      distill_temperature: of its forms under CaSSLe and PNR.
+      temperature: temperature of the loss.
+      distill_temperature: temperature of its forms under CaSSLe and PNR.
       form: "code" or "paper", of CaSSLe's term.
       streaming: make no matrix of logits, which takes less memory (`losses.streaming`).
     """

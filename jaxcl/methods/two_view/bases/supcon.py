@@ -17,8 +17,8 @@ def make(
     """Attract rows of one class: SupCon (Khosla et al., NeurIPS 2020).
 
     Args:
-      temperature: of the loss.
-      distill_temperature: of CaSSLe's term, and of PNR's second one.
+      temperature: temperature of the loss.
+      distill_temperature: temperature of CaSSLe's term and of PNR's second term.
       pseudo_negatives: under PNR, rows of "all" classes, or only of "other_classes"
         than the anchor's.
       form: "code" or "paper", of CaSSLe's term.

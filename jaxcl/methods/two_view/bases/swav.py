@@ -33,11 +33,12 @@ def make(
     """Predict swapped assignments to prototypes: SwAV (Caron et al., NeurIPS 2020).
 
     Args:
-      temperature: of the predictions.
-      distill_temperature: of CaSSLe's term.
+      temperature: temperature of the predictions.
+      distill_temperature: temperature of CaSSLe's term.
       prototypes: number of prototypes.
       target_temperature: epsilon, of the assignments.
-      iterations: of Sinkhorn-Knopp, which uses all prototypes equally.
+      iterations: number of iterations of Sinkhorn-Knopp, which uses all prototypes
+        equally.
       prototypes_held: share of the first task in which prototypes are frozen.
     """
 

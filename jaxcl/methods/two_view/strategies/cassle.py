@@ -27,7 +27,7 @@ def make(
     """Add the base's distillation of g(z): CaSSLe (Fini et al., CVPR 2022).
 
     Args:
-      weight: of the distillation; None: the base's.
+      weight: weight of the distillation; None: the base's.
       distill_hidden_dim: hidden units of the predictor g.
       frozen_bn: the teacher normalises by "running" (eval mode) or "batch" statistics.
       teacher: frozen network, that of the last "task", an "ema" of the one that learns,

@@ -20,7 +20,7 @@ def make(
     s is stored with the row, and moves towards its z with every use.
 
     Args:
-      weight: of the alignment; the stored snapshot of the released code has 0.1.
+      weight: weight of the alignment; the stored snapshot of the released code has 0.1.
       stored_momentum: share of the old vector that stays stored, CLA's alpha.
       distill_hidden_dim: hidden units of the predictor a.
     """

@@ -18,7 +18,7 @@ def make(
     first step, as there: DER knows no tasks.
 
     Args:
-      weight: of the term that it adds.
+      weight: weight of the term that it adds.
       memory_size: examples that are kept.
     """
 

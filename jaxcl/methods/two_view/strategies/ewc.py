@@ -28,7 +28,7 @@ def make(
     """Penalise moved parameters: EWC (Kirkpatrick et al., PNAS 2017).
 
     Args:
-      weight: of the penalty.
+      weight: weight of the penalty.
       fisher_share: last share of a task in which squared gradients are summed.
     """
 

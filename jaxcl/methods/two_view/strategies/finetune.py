@@ -1,4 +1,4 @@
-"""Fine-tuning: every task trains with the base's loss, and nothing is kept."""
+"""Fine-tuning: every task trains with the base's loss alone."""
 
 from jaxcl.methods.two_view import records
 

@@ -27,7 +27,7 @@ def make(*, alpha: schema.Weight = 0.1) -> records.Strategy:
     """Add alpha / 2 |w - start|^2: L2-SP (Li et al., ICML 2018, Eq. 2).
 
     Args:
-      alpha: of the penalty on the encoder's weights; set the weight decay to 0.
+      alpha: weight of the penalty on the encoder's weights; set the weight decay to 0.
     """
 
     def change_gradients(anchor, state, grads, lr):

@@ -17,7 +17,7 @@ def make(
     classes, which is not known here; so it is fixed.
 
     Args:
-      weight: of the term that it adds.
+      weight: weight of the term that it adds.
       frozen_bn: the teacher normalises by "running" (eval mode) or "batch" statistics.
     """
 

@@ -22,7 +22,7 @@ def make(
     features h of the encoder and h' of the last task's encoder.
 
     Args:
-      weight: of the term that it adds.
+      weight: weight of the term that it adds.
       frozen_bn: the teacher normalises by "running" (eval mode) or "batch" statistics.
     """
 

@@ -78,7 +78,7 @@ def make(
     """Repel the last task's features, too: PNR (Cha et al., ICML 2024).
 
     Args:
-      weight: of the distillation, for bases without negatives; None: the base's.
+      weight: weight of the distillation, for bases without negatives; None: the base's.
       negative_weight: lambda, for bases without negatives; None: the base's.
       pn1, pn2: pseudo-negatives in the first and second term (Table 7).
       distill_hidden_dim: hidden units of the predictor g.
