@@ -116,7 +116,7 @@ def _jitter(key, planes, strength, applied=True):
     value = jnp.where(applied, low + (high - low) * u[:4], neutral)
     coloured = len(planes) == 3
     if len(planes) > 1 and not coloured:  # of one, saturation changes nothing
-        value = value.at[2].set(neutral[2])
+        value = jnp.where(np.arange(4) == 2, neutral, value)
     order = jnp.asarray(_ORDERS)[jnp.floor(24 * u[4]).astype(jnp.int32)]
     due = order[:, None] == jnp.arange(4)  # bool[slot, operation]
     factor = jnp.where(due[:, 3], 1.0, jnp.sum(due * value, axis=1))
