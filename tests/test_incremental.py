@@ -284,8 +284,8 @@ def test_values_and_gradients_equal_the_equation(name):
 
 @pytest.mark.parametrize("name", ["one", "one_mixture", "ratio", "two"])
 def test_bfloat16_is_computed_in_float32(name):
-    loss, twin, shapes = CASES[name]
-    twins.check_bfloat16(loss, twin, twins.draw(shapes, seed=1), rtol=1e-5)
+    loss, _, shapes = CASES[name]
+    twins.check_bfloat16(loss, shapes)
 
 
 # Theorem 3

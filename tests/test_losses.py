@@ -139,8 +139,8 @@ BATCHED = ["nt_xent", "info_nce", "cassle", "pnr_simclr_True_True", "pnr_moco"]
 
 @pytest.mark.parametrize("name", BATCHED)
 def test_bfloat16_is_computed_in_float32(name):
-    loss, twin, shapes, _ = CASES[name]
-    twins.check_bfloat16(loss, twin, draw(*shapes, seed=3), rtol=1e-5)
+    loss, _, shapes, _ = CASES[name]
+    twins.check_bfloat16(loss, shapes)
 
 
 COUNT, DIM = 6, 128

@@ -125,9 +125,8 @@ def test_values_and_gradients_equal_the_equation(name):
     "name", ["nce_default", "nce_none", "prd_default", "ird_default"]
 )
 def test_bfloat16_is_computed_in_float32(name):
-    loss, twin, shapes = CASES[name]
-    # Cosines divided by 0.01 lose two digits more.
-    twins.check_bfloat16(loss, twin, draw(shapes, seed=1), rtol=1e-4)
+    loss, _, shapes = CASES[name]
+    twins.check_bfloat16(loss, shapes)
 
 
 # name: the loss of a mask and two arrays, and their shapes

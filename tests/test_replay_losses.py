@@ -269,8 +269,8 @@ def test_values_and_gradients_equal_the_equation(name):
 
 @pytest.mark.parametrize("name", [name for name in CASES if "default" in name])
 def test_bfloat16_is_computed_in_float32(name):
-    loss, twin, shapes, _ = CASES[name]
-    twins.check_bfloat16(loss, twin, twins.draw(shapes, seed=3), rtol=2e-5, atol=1e-6)
+    loss, _, shapes, _ = CASES[name]
+    twins.check_bfloat16(loss, shapes)
 
 
 # name: the loss of a mask and the arrays, the shapes, how many rows the mask has
