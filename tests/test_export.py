@@ -685,7 +685,8 @@ def test_the_commands_and_the_code_of_the_page(residual, tmp_path, monkeypatch, 
     finish.run_job(build.build(config, folder), folder)
     shutil.copytree(residual[0], tmp_path / "runs" / "pnr_cifar100")
     commands = pages.commands(PAGE, "jaxcl export")
-    whole = [arguments for arguments in commands if len(arguments) > 1]
+    # test_stablehlo.py has ONNX, an extra.
+    whole = [x for x in commands if len(x) > 1 and "--onnx" not in x]
     assert len(whole) == 2
     for arguments in whole:
         program = ["--stablehlo"] if "runs/quickstart" in str(arguments) else []
@@ -702,7 +703,7 @@ def test_the_commands_and_the_code_of_the_page(residual, tmp_path, monkeypatch, 
     for text in (*codes, example):
         exec(compile(text, "export.md", "exec"), {})
     first, last, *_ = capsys.readouterr().out.splitlines()[2].split()
-    assert float(last) < 0.9 * float(first)
+    assert float(last) < 0.95 * float(first)
 
 
 def test_a_run_directory_is_loaded_as_its_export(tmp_path):

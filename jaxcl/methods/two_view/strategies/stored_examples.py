@@ -46,7 +46,7 @@ def write_examples(
     stored: Any = memory.items
     items = {name: offered[name] for name in stored}
     slots = policies.reservoir(memory, key, jnp.ones(len(images), bool))
-    return buffer.write(memory, buffer.order_after(slots, reading.drawn), items)
+    return buffer.write(memory, slots, items, after=reading.drawn)
 
 
 def mix_examples(
