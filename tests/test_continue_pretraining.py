@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import jaxcl
 from helpers import foreign_weights, pages, processes
 from jaxcl.run import updates
 
 ROOT = pathlib.Path(__file__).parents[1]
+RECIPES = (ROOT / "docs" / "recipes.md").read_text()
 PAGE = (ROOT / "docs" / "updating.md").read_text()
 # A small encoder of random weights, and less training; it is accepted whatever it is.
 SMALL = {
@@ -24,11 +24,13 @@ SMALL = {
 
 
 def section():
-    """The commands of "Continue pretraining", up to the export."""
+    """The commands of "Continue pretraining", and the recipe's code of an index."""
     (text,) = re.findall(r"^## Continue pretraining\n(.*?)^## ", PAGE, re.M | re.S)
     commands = pages.blocks(text, "")[0]
     lines = re.sub(r"\\\n\s*", " ", commands).strip().splitlines()
-    return [shlex.split(line) for line in lines]
+    (recipe,) = re.findall(r"^## 4\. Search.*?(?=^## )", RECIPES, re.M | re.S)
+    (code,) = pages.blocks(recipe, "python")
+    return [shlex.split(line) for line in lines], code
 
 
 def write_images(folder, count, label):
@@ -42,7 +44,7 @@ def write_images(folder, count, label):
 
 @pytest.mark.slow
 def test_a_file_of_weights_becomes_an_index(tmp_path):
-    commands = section()
+    commands, code = section()
     source = tmp_path / commands[0][2].partition("=")[2]
     source.parent.mkdir()
     theirs, _ = foreign_weights.make("dinov2-plain")
@@ -51,11 +53,15 @@ def test_a_file_of_weights_becomes_an_index(tmp_path):
     write_images(tmp_path / "labelled_images", 800, 2)
     for words in commands:
         processes.run(["-m", *words, *SMALL.get(words[1], [])], tmp_path)
+    for name, place in (("encoder", "encoders/mine"), ("my_images", "new_images")):
+        assert code.count(f'"{name}"') == 1
+        code = code.replace(f'"{name}"', f'"{place}"')
+    processes.run(["-c", code], tmp_path)
     report = updates.read_report(tmp_path / "encoders" / "start" / "updates" / "0001")
     # The first share that is tried keeps such a limit.
     assert report["average"]["share"] == 1.0 and set(report["average"]["tried"]) == {
         "1.0"
     }
-    paths = sorted(map(str, (tmp_path / "new_images").rglob("*.png")))
-    rows = jaxcl.load_encoder(tmp_path / "encoders" / "mine").embed(paths)
-    assert rows.shape == (40, 16) and np.isfinite(rows).all()
+    index = np.load(tmp_path / "rows.npy")
+    np.testing.assert_allclose(np.linalg.norm(index, axis=1), 1, rtol=1e-5)
+    assert index.shape == (40, 16)

@@ -679,7 +679,12 @@ def test_options_that_pytorch_has_not_are_refused(section, field):
 def test_the_commands_and_the_code_of_the_page(residual, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     path = config_files.ROOT / "configs" / "quickstart.py"
-    changes = ("scenario.name=joint", "data.train=32", "epochs=1", "evaluators.knn.k=1")
+    changes = (
+        "scenario.name=joint",
+        "data.train=400",
+        "epochs=2",
+        "evaluators.knn.k=1",
+    )
     words = [f"--config={path}", *(f"--config.{change}" for change in changes)]
     config, folder = config_files.parse(words), tmp_path / "runs" / "quickstart"
     finish.run_job(build.build(config, folder), folder)
@@ -703,7 +708,7 @@ def test_the_commands_and_the_code_of_the_page(residual, tmp_path, monkeypatch, 
     for text in (*codes, example):
         exec(compile(text, "export.md", "exec"), {})
     first, last, *_ = capsys.readouterr().out.splitlines()[2].split()
-    assert float(last) < 0.95 * float(first)
+    assert float(last) < 0.9 * float(first)
 
 
 def test_a_run_directory_is_loaded_as_its_export(tmp_path):

@@ -58,7 +58,7 @@ def replay(policy="reservoir", capacity=12, *, split=True):
 def write(memory, slots, items, mask=None):
     """Write to given slots, as a policy that chose them."""
     policy = policies.Policy(lambda buffer, state, *_: (slots, state))
-    return sharded.store(policy, memory, {}, jax.random.key(0), items, mask)[0]
+    return sharded.store_rows(policy, memory, {}, jax.random.key(0), items, mask)[0]
 
 
 def step(asked, k, state, kept, keys, items, mask):
@@ -69,7 +69,9 @@ def step(asked, k, state, kept, keys, items, mask):
     backwards, policy = drawn[0]["label"], sharded.find_policy(asked)
     repeated = sharded.on_each_device(asked, lambda label: label[::-1], backwards)
     slots, _ = policy.choose(state, kept, k_write, items, mask)
-    state, kept = sharded.store(policy, state, kept, k_write, items, mask, after=drawn)
+    state, kept = sharded.store_rows(
+        policy, state, kept, k_write, items, mask, after=drawn
+    )
     return state, kept, (drawn, slots, repeated)
 
 
@@ -160,7 +162,7 @@ def test_every_row_is_kept_and_drawn_with_the_same_probability():
         state = sharded.create(np.zeros((), np.int32), replay(capacity=capacity))
         for turn, numbers in enumerate(batches):
             use = jax.random.fold_in(key, turn)
-            state, _ = sharded.store(policy, state, none, use, numbers)
+            state, _ = sharded.store_rows(policy, state, none, use, numbers)
         return state.items, sharded.sample(state, jax.random.fold_in(key, 99), k)[0]
 
     with sharding.use_mesh(sharding.mesh(n)):
@@ -209,7 +211,7 @@ def test_nothing_moves_between_devices():
 
         def act(state, kept, key, items, mask, policy=policy):
             drawn = sharded.sample(state, key, 16)
-            return *sharded.store(policy, state, kept, key, items, mask), drawn
+            return *sharded.store_rows(policy, state, kept, key, items, mask), drawn
 
         with sharding.use_mesh(mesh):
             state = sharded.create(EXAMPLE, replay(capacity=64))

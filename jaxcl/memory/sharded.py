@@ -130,7 +130,7 @@ def find_policy(replay: core.Replay) -> policies.Policy:
     return policy._replace(choose=choose, start=start, least=least)
 
 
-def store(
+def store_rows(
     policy: policies.Policy,
     memory: buffer.Buffer | Shards,
     state: core.PyTree,

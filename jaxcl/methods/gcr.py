@@ -140,7 +140,7 @@ def _write_candidates(state, key, batch, stored):
     candidates, ones = state.extra.candidates, jnp.ones(batch["label"].shape)
     items = online.stored_rows(state, batch, logits=stored["logits"], weight=ones)
     slots = policies.reservoir(candidates, key, ones.astype(bool))
-    read = jax.tree.leaves(state.params)[0]  # all that was read of the memory enters it
+    read = jax.tree.leaves(state.params)[0]  # depends on all that was read of it
     candidates = buffer.write(candidates, slots, items, after=read)
     return state.replace(extra=state.extra._replace(candidates=candidates))
 

@@ -352,8 +352,8 @@ def write_batch(
 ) -> core.TrainState:
     """Write a batch, with the items `stored`, to the slots that the policy chooses."""
     extra, items = state.extra, stored_rows(state, batch, **stored)
-    read = jax.tree.leaves(state.params)[0]  # all that was read of the memory enters it
-    memory, counts = sharded.store(
+    read = jax.tree.leaves(state.params)[0]  # depends on all that was read of it
+    memory, counts = sharded.store_rows(
         policy, extra.memory, extra.kept, key, items, after=read
     )
     return state.replace(extra=extra._replace(memory=memory, kept=counts))
