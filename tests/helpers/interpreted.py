@@ -82,10 +82,12 @@ def _compute(equation, inputs):
     """Return the outputs of an equation."""
     name, params = equation.primitive.name, equation.params
     if name in _CONTROL:
-        return _CONTROL[name](inputs, params)
-    inner = [x for x in params.values() if isinstance(x, core.ClosedJaxpr | core.Jaxpr)]
-    if len(inner) == 1:
-        return _evaluate(inner[0], inputs)
+        return _CONTROL[name](inputs, equation)
+    for inner in params.values():
+        if isinstance(inner, core.ClosedJaxpr | core.Jaxpr):
+            jaxpr = getattr(inner, "jaxpr", inner)
+            if len(jaxpr.invars) == len(inputs):
+                return _evaluate(inner, inputs)
     if name in _PASSED_ON:
         return inputs
     avals = [x.aval for x in (*equation.invars, *equation.outvars)]
@@ -100,12 +102,16 @@ def _compute(equation, inputs):
     return results if equation.primitive.multiple_results else [results]
 
 
-def _scan(inputs, params):
+def _scan(inputs, equation):
     """Compute the turns of a loop, one by one."""
-    consts, carried = params["num_consts"], params["num_carry"]
-    fixed, carry = inputs[:consts], inputs[consts : consts + carried]
-    rows, turns = inputs[consts + carried :], range(params["length"])
-    collected = []
+    params, body = equation.params, equation.params["jaxpr"].jaxpr
+    # Carried arrays have one rank inside and outside; rows lose their first axis.
+    pairs = zip(equation.outvars, body.outvars, strict=True)
+    carried = sum(x.aval.ndim == y.aval.ndim for x, y in pairs)
+    pairs = zip(equation.invars, body.invars, strict=True)
+    whole = sum(x.aval.ndim == y.aval.ndim for x, y in pairs)
+    fixed, carry = inputs[: whole - carried], inputs[whole - carried : whole]
+    rows, turns, collected = inputs[whole:], range(params["length"]), []
     for turn in reversed(turns) if params["reverse"] else turns:
         outputs = _evaluate(params["jaxpr"], [*fixed, *carry, *(x[turn] for x in rows)])
         carry = outputs[:carried]
@@ -120,7 +126,9 @@ def _scan(inputs, params):
     return [*carry, *stacked]
 
 
-def _while(inputs, params):
+def _while(inputs, equation):
+    """Compute the turns of a loop until its test fails."""
+    params = equation.params
     of_test, of_body = params["cond_nconsts"], params["body_nconsts"]
     test, body = inputs[:of_test], inputs[of_test : of_test + of_body]
     carry = inputs[of_test + of_body :]
@@ -129,8 +137,9 @@ def _while(inputs, params):
     return carry
 
 
-def _cond(inputs, params):
-    branches = params["branches"]
+def _cond(inputs, equation):
+    """Compute the chosen branch."""
+    branches = equation.params["branches"]
     number = min(max(int(inputs[0]), 0), len(branches) - 1)
     return _evaluate(branches[number], inputs[1:])
 
