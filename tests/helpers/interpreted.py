@@ -18,9 +18,10 @@ from scipy import special
 def jit(function, *, static_argnames=()):
     """Return a function that computes as `jax.jit` of it would."""
     programs = {}
+    names = [static_argnames] if isinstance(static_argnames, str) else static_argnames
 
     def call(*arguments, **named):
-        fixed = {x: named.pop(x) for x in static_argnames if x in named}
+        fixed = {x: named.pop(x) for x in names if x in named}
         leaves, tree = jax.tree.flatten((arguments, named))
         if any(isinstance(x, jax.core.Tracer) for x in leaves):
             return function(*arguments, **named, **fixed)
@@ -271,6 +272,8 @@ def _iota(params, *sizes):
 
 def _dot(params, one, other):
     (left, right), (left_batch, right_batch) = params["dimension_numbers"]
+    if not left_batch:
+        return np.tensordot(one, other, (left, right))
     letters = iter("abcdefghijklmnopqrstuvwxyz")
     first, second = ([next(letters) for _ in x.shape] for x in (one, other))
     for pair in ((left_batch, right_batch), (left, right)):
@@ -280,7 +283,7 @@ def _dot(params, one, other):
     outputs += [x for n, x in enumerate(first) if n not in (*left, *left_batch)]
     outputs += [x for n, x in enumerate(second) if n not in (*right, *right_batch)]
     equation = f"{''.join(first)},{''.join(second)}->{''.join(outputs)}"
-    return np.einsum(equation, one, other, optimize=True)
+    return np.einsum(equation, one, other)
 
 
 def _select(params, which, *cases):
