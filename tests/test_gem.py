@@ -160,7 +160,9 @@ NEXT = online_toy.batch(3, [4, 4, 5, 5, 5, 5])
 @functools.cache
 def compiled(module, **given):
     options = {"size": 12} if module is agem else {}
-    return interpreted.jit(module.make(parts(**options), **given).step)
+    # Its quadratic program takes too many turns for Python.
+    compile_step = interpreted.jit if module is agem else jax.jit
+    return compile_step(module.make(parts(**options), **given).step)
 
 
 @functools.cache
