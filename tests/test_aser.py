@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import tiny, twins
+from helpers import interpreted, tiny, twins
 from jaxcl import core
 from jaxcl.memory import shapley
 from jaxcl.methods import aser, er, online
@@ -258,7 +258,7 @@ def test_what_is_stored_when_the_memory_is_full(minority, monkeypatch):
     labels = [0, 1, 0, 1, 1, 0, 0, 1, 1, 0]
     components = tiny.make_parts()
     method = aser.make(components, per_class=2, neighbours=2, minority=minority)
-    step = jax.jit(method.step)
+    step = interpreted.jit(method.step)
     for seed in range(3):
         state, batch = tiny.start(seed, labels), tiny.incoming(seed, [2, 0, 2, 1])
         after, _ = step(core.copy(state), batch)
@@ -295,7 +295,7 @@ def test_what_is_stored_when_the_memory_is_full(minority, monkeypatch):
 def test_the_memory_fills_up_and_the_rest_of_a_batch_competes(monkeypatch):
     monkeypatch.setattr(shapley, "draw_balanced", first_slots)
     components = tiny.make_parts(capacity=6, size=2)
-    step = jax.jit(aser.make(components, per_class=1, neighbours=2).step)
+    step = interpreted.jit(aser.make(components, per_class=1, neighbours=2).step)
     # In the last, row 4, which fits, would tip the balance if it were a judge.
     for seed in (0, 1, 2, 3, 4, 41):
         state = tiny.start(seed, [], capacity=6)
@@ -348,7 +348,7 @@ def test_a_step_equals_its_twin(form, stored):
         return losses(*params).mean() + tiny.row_losses(params, old, labels).mean()
 
     grads = [twins.central_difference(loss, params, i) for i in range(3)]
-    after, metrics = jax.jit(method.step)(core.copy(state), batch)
+    after, metrics = interpreted.jit(method.step)(core.copy(state), batch)
     np.testing.assert_allclose(metrics["loss"], loss(*params), rtol=1e-5)
     expected = tiny.descended(params, grads)
     for one, other in zip(tiny.arrays(after.params), expected, strict=True):
@@ -358,7 +358,7 @@ def test_a_step_equals_its_twin(form, stored):
 def test_keep_policy_stores_as_er_does():
     made, states = tiny.make_parts(capacity=5), []
     for method in (aser.make(made, keep="policy"), er.make(made)):
-        state, step = tiny.start(0, [], capacity=5), jax.jit(method.step)
+        state, step = tiny.start(0, [], capacity=5), interpreted.jit(method.step)
         for seed in range(4):
             state, _ = step(state, tiny.incoming(seed))
         states.append(state)

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from helpers import run_directories, toy, twins
+from helpers import interpreted, run_directories, toy, twins
 from helpers import two_view_losses as losses
 from jaxcl import schema
 from jaxcl.data import sources
@@ -70,7 +70,8 @@ def value(base, strategy, options, features=FEATURES):
     spec = bases.make_base({"name": base} | taken(bases.find_make(base), given))
     make = strategies.find_make(strategy)
     plan = strategies.make_strategy({"name": strategy} | taken(make, given))
-    return step.compute_loss(spec, plan, losses.for_library(base, features))
+    rows = losses.for_library(base, features)
+    return interpreted.jit(lambda: step.compute_loss(spec, plan, rows))()
 
 
 def check(ours, twin):

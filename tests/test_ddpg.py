@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import twins
+from helpers import interpreted, twins
 from jaxcl.methods.icl import ddpg
 
 SMALL = dict(actor_width=3, critic_width=4, batch=5, capacity=8, window=4)
@@ -129,7 +129,7 @@ def test_an_update_of_linear_networks_is_ddpg(linear):
     rows = ddpg.Transitions(
         np.float32(losses), np.ones(2, np.int32), np.float32(action)
     )
-    result = jax.jit(lambda a, r: ddpg.update_agent(a, r, options))(agent, rows)
+    result = interpreted.jit(lambda a, r: ddpg.update_agent(a, r, options))(agent, rows)
 
     def flat(tree):
         return np.append(tree["out"]["kernel"][:, 0], tree["out"]["bias"])
@@ -178,7 +178,7 @@ def test_an_update_is_ddpg(state, standardise):
     )
     with jax.enable_x64(True):
         given = jax.tree.map(jnp.asarray, (agent, rows))
-        found = jax.jit(lambda a, r: ddpg.update_agent(a, r, options))(*given)
+        found = interpreted.jit(lambda a, r: ddpg.update_agent(a, r, options))(*given)
         found = f64(found)
 
     losses = rows.losses
@@ -244,7 +244,7 @@ def test_actions_are_the_actors_with_noise_that_fades():
     )
     seen = (np.array([[0.0, 0.0, 0.3, -0.2]]) - 0.1) / 0.2
     u = actor_twin(f64(agent.actor), seen, [2])[0]
-    act, x = jax.jit(lambda a, k: ddpg.choose_rate(a, k, options)), 0.7
+    act, x = interpreted.jit(lambda a, k: ddpg.choose_rate(a, k, options)), 0.7
     for step, key in enumerate(jax.random.split(jax.random.key(1), 8)):
         # A reward is due to an action that has a loss just before it.
         lr, agent = act(agent._replace(fresh=jnp.bool_(step != 3)), key)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers import interpreted
 from helpers import online_toy as toy
 from jaxcl import core
 from jaxcl.methods import der, online
@@ -43,7 +44,7 @@ def test_a_step_is_the_equation(options):
     found = new.extra.memory.items["logits"]
     np.testing.assert_allclose(found[6:], logits[0], rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(found[:6], np.float32(stored))
-    predict = jax.jit(method.predict)
+    predict = interpreted.jit(method.predict)
     unseen = np.isneginf(predict(new, toy.parts().eval_transform(FIRST["image"])))
     assert unseen.all(axis=0).tolist() == [False] * 4 + ["ace" in options]
 

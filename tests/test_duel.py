@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import dense_net, duel_twin, twins
+from helpers import dense_net, duel_twin, interpreted, twins
 from helpers import loss_twins as f64
 from jaxcl import core, estimate, optim, sharding
 from jaxcl.data.augment import images as augment_images
@@ -96,7 +96,7 @@ def _held(memory, filled):
 
 @functools.cache
 def compiled(method):
-    return jax.jit(method.step)
+    return interpreted.jit(method.step)
 
 
 def step(method, state, incoming=INCOMING):

@@ -130,6 +130,12 @@ def test_the_cut_chooses_the_rate(monkeypatch, seed):
     )
 
 
+def test_rates_cannot_be_compared_where_each_class_has_one_row():
+    options = eval_toy.OPTIONS | {"augment": False, "fraction": 0.01}
+    with pytest.raises(ValueError, match=r"linear\.lrs=\(0\.1, 0\.2\)"):
+        eval_toy.probe(eval_toy.parts_of("class"), **options, lrs=(0.1, 0.2))
+
+
 @pytest.mark.parametrize("scenario", ["class", "domain"])
 def test_a_fit_that_is_not_finite_has_no_accuracy(scenario):
     """A head of nan named class 0 for every row, and had its share as accuracy."""

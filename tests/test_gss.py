@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import gss_twin, twins
+from helpers import gss_twin, interpreted, twins
 from helpers import online_toy as toy
 from jaxcl import sharding
 from jaxcl.memory import buffer, diversity, policies
@@ -187,7 +187,7 @@ def test_the_gradient_of_an_image_is_that_of_a_shift_of_its_queries():
 def compiled(gradients, platform):
     made = toy.parts()
 
-    @jax.jit
+    @interpreted.jit
     def function(state, images, label, mask):
         return gss.group_gradients(made, NET, state, gradients, images, label, mask)
 

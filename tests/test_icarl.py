@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from helpers import interpreted, twins
 from helpers import loss_twins as f64
 from helpers import online_toy as toy
-from helpers import twins
 from jaxcl import core, sharding
 from jaxcl.memory import sharded
 from jaxcl.methods import icarl, online
@@ -18,7 +18,7 @@ from jaxcl.methods.online import means as means_lib
 
 FIRST, SECOND, LATER = toy.FIRST, toy.SECOND, toy.batch(2, [3, 2, 3, 3, 2, 3])
 NET, PLAIN = online.build_network(toy.parts(), "linear"), toy.parts().eval_transform
-FEATURES = jax.jit(
+FEATURES = interpreted.jit(
     lambda params, stats, rows: NET(params, stats, PLAIN(rows), train=False)[0].features
 )
 
@@ -143,14 +143,14 @@ def test_the_nearest_mean_wins(form, mirror, chunk, monkeypatch):
     ready = method.eval_state(state)
     queries = toy.parts().eval_transform(images)
     for judged in (ready, state):
-        found = jax.jit(method.predict)(judged, queries)
+        found = interpreted.jit(method.predict)(judged, queries)
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     # What is evaluated holds its means, what is trained holds none.
     assert state.extra.means is None
     order = jnp.array([1, 0, 2, 3, 4])
     moved = ready.extra.means._replace(rows=ready.extra.means.rows[order])
     moved = ready.replace(extra=ready.extra._replace(means=moved))
-    swapped = jax.jit(method.predict)(moved, queries)
+    swapped = interpreted.jit(method.predict)(moved, queries)
     np.testing.assert_allclose(swapped[:, :2], expected[:, 1::-1], rtol=1e-4, atol=1e-5)
 
 

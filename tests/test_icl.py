@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from jax import flatten_util
 
+from helpers import interpreted, twins
 from helpers import loss_twins as f64
-from helpers import twins
 from jaxcl import core, optim, sharding
 from jaxcl.data import graph_arrays, graph_batches, scenarios, stream, toys
 from jaxcl.data.augment import graphs as augment_graphs
@@ -137,7 +137,7 @@ def under_way(method, the_task=None, normed=False):
 
 @functools.cache
 def compiled(method):
-    return jax.jit(method.step)
+    return interpreted.jit(method.step)
 
 
 def step(method, state, given):

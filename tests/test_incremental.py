@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import twins
+from helpers import interpreted, twins
 from jaxcl.losses import incremental
 
 partial = functools.partial
-one = jax.jit(incremental.nce_one, static_argnames="with_positive")
-two = jax.jit(incremental.nce_two)
-ratio = jax.jit(incremental.change_ratio, static_argnames="log")
+one = interpreted.jit(incremental.nce_one, static_argnames="with_positive")
+two = interpreted.jit(incremental.nce_two)
+ratio = interpreted.jit(incremental.change_ratio, static_argnames="log")
 
 
 def f(a, b, tau):
@@ -284,8 +284,8 @@ def test_values_and_gradients_equal_the_equation(name):
 
 @pytest.mark.parametrize("name", ["one", "one_mixture", "ratio", "two"])
 def test_bfloat16_is_computed_in_float32(name):
-    loss, twin, shapes = CASES[name]
-    twins.check_bfloat16(loss, twin, twins.draw(shapes, seed=1), rtol=1e-5)
+    loss, _, shapes = CASES[name]
+    twins.check_bfloat16(loss, shapes)
 
 
 # Theorem 3
@@ -312,7 +312,7 @@ def test_nce_one_of_old_plus_nce_two_is_nce_one_of_all(exclude):
 
 def test_nothing_new_is_no_loss_and_no_gradient():
     arrays = [jnp.float32(a) for a in twins.draw([A, A, SHARED, MORE], seed=5)]
-    grad = jax.jit(jax.value_and_grad(two, argnums=range(4)))
+    grad = interpreted.jit(jax.value_and_grad(two, argnums=range(4)))
     value, gradients = grad(*arrays, growth=0.0)
     assert value == 0 and not any(np.any(np.asarray(g)) for g in gradients)
     assert two(*arrays, growth=0) == 0
@@ -352,7 +352,7 @@ def test_extreme_cosines_and_temperatures_stay_finite():
         pair = first, two(a, p, old, new, growth=growth, temperature=tau)
         return sum(pair), (*pair, ratio(a, p, old, new, temperature=tau, log=True))
 
-    step = jax.jit(jax.value_and_grad(both, argnums=range(4), has_aux=True))
+    step = interpreted.jit(jax.value_and_grad(both, argnums=range(4), has_aux=True))
     for old, new in itertools.permutations(sets, 2):
         for tau, growth in itertools.product(
             (1e-3, 0.01, 0.1), (0, 1e-6, 0.5, 1 - 1e-6)
@@ -419,9 +419,11 @@ def test_masked_rows_change_nothing_whatever_they_hold(name, shape):
     assert value == 0 and not any(np.any(np.asarray(g)) for g in gradients)
     with jax.enable_x64(True):
         wide = [np.float64(a) for a in arrays]
-        same = jax.jit(loss)(mask.astype(bool), table(ALL_KEPT, 5), *wide)
-        every = jax.jit(loss)(jnp.ones(3), jnp.ones(5), *wide)
-        np.testing.assert_allclose(jax.jit(loss)(None, None, *wide), every, rtol=1e-12)
+        same = interpreted.jit(loss)(mask.astype(bool), table(ALL_KEPT, 5), *wide)
+        every = interpreted.jit(loss)(jnp.ones(3), jnp.ones(5), *wide)
+        np.testing.assert_allclose(
+            interpreted.jit(loss)(None, None, *wide), every, rtol=1e-12
+        )
         assert abs(every - same) > 0.01
 
 
@@ -473,8 +475,10 @@ def test_second_derivatives_are_those_of_the_gradient():
     spoilt[2][[0, 2]] = np.nan
     masks = {"old_mask": FLOATS, "new_mask": table(NONE_OF_ONE, 3)}
     with jax.enable_x64(True):
-        gradient = jax.jit(jax.grad(partial(two, growth=0.4, **masks)))
-        turned = jax.jit(jax.grad(lambda a, *x: jnp.vdot(gradient(a, *x), direction)))
+        gradient = interpreted.jit(jax.grad(partial(two, growth=0.4, **masks)))
+        turned = interpreted.jit(
+            jax.grad(lambda a, *x: jnp.vdot(gradient(a, *x), direction))
+        )
         found = turned(*spoilt)
         after, before = (
             gradient(spoilt[0] + step * direction, *spoilt[1:])

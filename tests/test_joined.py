@@ -68,6 +68,15 @@ def test_others_are_read_row_by_row(sets):
     assert data.decoder in ("cv2", "pillow")
 
 
+def test_images_in_memory_keep_the_names_of_their_files(sets):
+    root, *_ = sets
+    folder = section(root / "files") | {"resident": True, "size": 4}
+    train = sources.joined(sets=[section(root / "a.npz"), folder]).train
+    assert train.images.shape == (9, 4, 4, 3)
+    assert "(row 5)" in train.origin.name(5)
+    assert train.origin.name(7) == str(root / "files" / "1.png")
+
+
 def test_the_next_task_is_the_last_set(sets):
     root, *_ = sets
     data = read(root, "a.npz", "b.npz")

@@ -30,7 +30,7 @@ import numpy as np
 import pytest
 from jax import flatten_util
 
-from helpers import key_uses, run_directories, toy
+from helpers import interpreted, key_uses, run_directories, toy
 from jaxcl import core, lookup, schema, sharding
 from jaxcl.config import resolve, sections
 from jaxcl.memory import queue as queue_lib
@@ -739,7 +739,7 @@ def test_what_is_read_of_an_image_is_of_it_alone(name, tmp_path):
     other = state.replace(stats=jax.tree.map(lambda x: x + 0.5, state.stats))
     method, beside = work.method, images + np.float32([1, 0, 1]).reshape(3, 1, 1, 1)
     reads = [x for x in (method.embed, method.project, method.predict) if x is not None]
-    read = jax.jit(lambda state, images: [x(state, images) for x in reads])
+    read = interpreted.jit(lambda state, images: [x(state, images) for x in reads])
     found = read(state, images), read(state, beside), read(other, images)
     for rows, alone, moved in zip(*found, strict=True):
         np.testing.assert_allclose(rows[1], alone[1], rtol=1e-3, atol=1e-4)

@@ -1,10 +1,9 @@
 """MIR against float64 twins of its step."""
 
-import jax
 import numpy as np
 import pytest
 
-from helpers import tiny
+from helpers import interpreted, tiny
 from jaxcl import core
 from jaxcl.methods import mir
 
@@ -72,7 +71,7 @@ def test_a_step_equals_its_twin(name):
     more = tiny.slope(params, replayed, old_label[best], count)
     expected = tiny.descended(tiny.descended(params, grads), more)
 
-    after, metrics = jax.jit(method.step)(core.copy(state), batch)
+    after, metrics = interpreted.jit(method.step)(core.copy(state), batch)
     for one, other in zip(tiny.arrays(after.params), expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5)
     value = tiny.row_losses(params, new, label).mean()

@@ -9,8 +9,8 @@ import numpy as np
 import optax
 import pytest
 
+from helpers import interpreted, tiny
 from helpers import online_toy as toy
-from helpers import tiny
 from jaxcl import core, optim, sharding
 from jaxcl.methods import er, er_ace, er_aml, finetune, online
 from jaxcl.nets import resnet
@@ -45,13 +45,13 @@ def test_together_is_a_pass_each_and_none_replayed_leaves_statistics(platform, d
     images = [one, two, (one + two) / 2][: 1 + draws]
     params, stats = jax.jit(net.init)(jax.random.key(0), one)
     rows = [rows_of(batch, FIRST["label"], jnp.ones(6, bool)) for batch in images]
-    together = jax.jit(net.pass_together)
+    together = interpreted.jit(net.pass_together)
     with sharding.compile_target(platform=platform):
         text = str(jax.make_jaxpr(net.pass_together)(params, stats, *rows))
         passes = len(rows) if platform == "cpu" else 1
         assert text.count("conv_general_dilated[") == 3 * passes
         outputs, after = together(params, stats, *rows)
-    one_pass = jax.jit(functools.partial(net.__call__, train=True))
+    one_pass = interpreted.jit(functools.partial(net.__call__, train=True))
     expected, along = [], [stats]
     for batch in images:
         output, stats_after = one_pass(params, along[-1], batch)
@@ -75,14 +75,14 @@ def test_answers_are_those_of_each_part_by_itself(platform, train):
     one, two = made.eval_transform(FIRST["image"]), made.eval_transform(SECOND["image"])
     params, stats = jax.jit(net.init)(jax.random.key(0), one)
     # Running statistics that are not those of a start.
-    stats = jax.jit(functools.partial(net, train=True))(params, stats, one)[1]
+    stats = interpreted.jit(functools.partial(net, train=True))(params, stats, one)[1]
     rows = [rows_of(images, FIRST["label"], None) for images in (one, two)]
     answers = functools.partial(net.compute_logits, train=train)
     with sharding.compile_target(platform=platform):
         text = str(jax.make_jaxpr(answers)(params, stats, *rows))
         assert text.count("conv_general_dilated[") == (6 if platform == "cpu" else 3)
-        found = jax.jit(answers)(params, stats, *rows)
-    alone = jax.jit(functools.partial(net, train=train))
+        found = interpreted.jit(answers)(params, stats, *rows)
+    alone = interpreted.jit(functools.partial(net, train=train))
     expected = [alone(params, stats, images)[0].logits for images in (one, two)]
     chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=1e-6)
 
@@ -134,7 +134,7 @@ def test_joint_er_is_one_mean_over_one_pass(unseen):
     images = [rows["image"]]
     new, _ = toy.check_step(method, LINEAR, started(method), SECOND, images, twin)
     unmet = np.isinf(
-        jax.jit(method.predict)(new, parts().eval_transform(SECOND["image"]))
+        interpreted.jit(method.predict)(new, parts().eval_transform(SECOND["image"]))
     )[0]
     np.testing.assert_array_equal(unmet, [False] * 4 + [unseen == "absent"])
 
@@ -183,7 +183,9 @@ def test_er_ace_masks_each_part_by_itself(form):
     images = SECOND["image"], FIRST["image"]
     new, _ = toy.check_step(method, COSINE, started(method), SECOND, images, twin)
     np.testing.assert_array_equal(new.extra.seen, [True] * 4 + [False])
-    logits = jax.jit(method.predict)(new, parts().eval_transform(FIRST["image"]))
+    logits = interpreted.jit(method.predict)(
+        new, parts().eval_transform(FIRST["image"])
+    )
     unseen = np.isneginf(np.array(logits)).all(axis=0)
     np.testing.assert_array_equal(unseen, [False] * 4 + [form == "paper"])
 
@@ -334,7 +336,7 @@ def test_er_aml_pulls_pairs_and_replays_all_classes_seen(form):
         return 2 * pull - chances.mean(), stats
 
     new, _ = toy.compiled(method)[1](core.copy(state), SECOND)
-    grads, stats = jax.jit(jax.grad(loss, has_aux=True))(state.params)
+    grads, stats = interpreted.jit(jax.grad(loss, has_aux=True))(state.params)
     params, grads = jax.device_get((state.params, grads))
     expected = jax.tree.map(lambda p, g: p - toy.LR * g, params, grads)
     chex.assert_trees_all_close(new.params, expected, rtol=1e-4, atol=1e-6)

@@ -20,8 +20,10 @@ from helpers import (
     dense_net,
     duel_twin,
     gss_twin,
+    interpreted,
     loss_aware_twin,
     redundancy_twin,
+    run_directories,
     toy,
     twins,
     two_view_losses,
@@ -30,7 +32,7 @@ from jaxcl import core, optim
 from jaxcl.memory import buffer, policies
 from jaxcl.methods import online_ssl
 from jaxcl.methods.two_view import bases, records, stream
-from jaxcl.run import train
+from jaxcl.run import job, train
 
 # Rows of a batch, replayed ones (no multiple), of the memory, of a queue bank; features
 # of a projection; pixels of a side; updates on a batch; batches.
@@ -452,7 +454,7 @@ class Twin:
 def test_a_stream_is_the_equations(name):
     """Before the memory holds enough, while it fills, and once it overflows."""
     method = make(name)
-    state, step = begin(method), jax.jit(method.step, donate_argnums=0)
+    state, step = begin(method), interpreted.jit(method.step)
     twin = Twin(name, state)
     twin.compare(state)
     shares = set()
@@ -474,7 +476,7 @@ def test_a_stream_is_the_equations(name):
 
 def test_labels_and_tasks_change_nothing_but_what_is_stored_of_them():
     method = made("simsiam", "cla_r", "min_redundancy")
-    step, states = jax.jit(method.step), []
+    step, states = interpreted.jit(method.step), []
     for other in (0, 1):
         state = begin(method).replace(task=jnp.int32(other))
         for number in range(5):
@@ -495,7 +497,7 @@ def test_drift_is_measured_and_training_stays_the_same():
         own = plain._replace(replay=replay._replace(measure=measure))
         options = taken("simsiam", "cla_r", OPTIONS)
         method = online_ssl.make(own, regulariser="cla_r", **options)
-        state, step = begin(method), jax.jit(method.step)
+        state, step = begin(method), interpreted.jit(method.step)
         for number in range(4):
             state = state.replace(task=jnp.int32(number // 2))
             before = state
@@ -598,6 +600,22 @@ def test_a_memory_over_devices_holds_what_came(tmp_path):
     lengths = np.linalg.norm(memory.items["feature"], axis=1)
     np.testing.assert_allclose(lengths, 1, rtol=1e-5)
     assert np.asarray(memory.items["used"]).any()
+
+
+def test_a_set_without_labels_has_the_memory_of_one_class(tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (200, 8, 8, 1), np.uint8)
+    np.savez(tmp_path / "set.npz", train_x=images)
+    method = {"name": "online_ssl", "base": "simsiam", "regulariser": "cla_r"}
+    method |= {"hidden_dim": 8, "output_dim": 4, "predictor_hidden_dim": 4}
+    work = run_directories.untried(
+        tmp_path / "run",
+        data={"name": "npz", "path": str(tmp_path / "set.npz")},
+        scenario={"name": "growth", "evaluation": "none"},
+        method=method,
+        replay={"per_class": 60},
+    )
+    state, _ = job.shapes(work.method, work.data)
+    assert work.method.memory(state).filled.shape == (60,)
 
 
 def test_rows_are_replayed_once_more_are_stored_than_a_draw_has():

@@ -13,7 +13,7 @@ from jaxcl.config import build, files, options, run_config, sections
 from jaxcl.data import sources
 from jaxcl.methods.online import replay as replay_lib
 from jaxcl.methods.two_view import bases
-from jaxcl.run import log_file
+from jaxcl.run import evaluation, log_file
 
 
 def raw_of(**changes):
@@ -48,6 +48,9 @@ def test_every_option_of_every_config_has_a_value(name):
     for key, section in raw.get("evaluators", {}).items():
         make = lookup.find_module("jaxcl.evals", section.get("name", key), "").make
         check(make, values["evaluators"][key], "directory")
+        entry = evaluation.read_entry(key, section)
+        shared = [values["evaluators"][key][x] for x in ("last_only", "skip")]
+        assert shared == [bool(entry.last_only), entry.skip]
     names = {section.get("name", key) for key, section in raw["evaluators"].items()}
     assert "collapse" in names  # which every config logs
     for key, value in raw.items():  # what is set stays

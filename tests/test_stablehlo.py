@@ -78,6 +78,26 @@ def test_an_onnx_program_computes_the_same_features(name):
     assert onnx_program.describe(made, onnx_program.pack_onnx(made, "uint8"), "uint8")
 
 
+def test_products_over_any_axes_are_translated(monkeypatch):
+    pytest.importorskip("onnx", reason="jaxcl[onnx] has it")
+    rng = np.random.default_rng(3)
+    images, left, right = (
+        rng.normal(size=x).astype("f4") for x in [(5, 3, 4), (8, 4), (3, 4, 8)]
+    )
+
+    def embed(x):
+        rows = jax.lax.dot_general(x, left, (((2,), (1,)), ((), ())))
+        return rows.sum(1) + jax.lax.dot_general(
+            x, right, (((2,), (1,)), ((1,), (0,)))
+        ).sum(0)
+
+    monkeypatch.setattr(stablehlo, "make_program", lambda *_: (embed, (3, 4)))
+    features = run_onnx(onnx_program.pack_onnx(network("mlp"), "float32"), images)
+    want = np.einsum("bij,kj->bk", images, left)
+    want += np.einsum("bij,ijk->bk", images, right)
+    np.testing.assert_allclose(features, want, rtol=1e-5, atol=1e-5)
+
+
 def test_an_operation_without_a_translation_is_named():
     pytest.importorskip("onnx", reason="jaxcl[onnx] has it")
     traced = jax.make_jaxpr(jnp.sort)(np.zeros((2, 8)))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import twins
+from helpers import interpreted, twins
 from jaxcl import sharding
 from jaxcl.losses import contrastive, distill, streaming
 from jaxcl.memory import duel
@@ -46,9 +46,9 @@ def test_value_and_gradients_are_those_of_the_matrix(sizes, masked):
         counts = (groups[0][:, None] != groups[1]) & exists
     with jax.enable_x64(True):
         both = [
-            jax.jit(jax.value_and_grad(lambda *x, f=f: jnp.sum(f(*x) * slope), (0, 1)))(
-                jnp.asarray(anchors), jnp.asarray(rows)
-            )
+            interpreted.jit(
+                jax.value_and_grad(lambda *x, f=f: jnp.sum(f(*x) * slope), (0, 1))
+            )(jnp.asarray(anchors), jnp.asarray(rows))
             for f in (
                 functools.partial(streaming.logsumexp, **options),
                 functools.partial(matrix, counts=counts),
@@ -123,9 +123,9 @@ def test_a_loss_and_its_gradients_are_those_of_its_matrix(name):
     every = tuple(range(len(arrays)))
     with jax.enable_x64(True):
         found = [
-            jax.jit(jax.value_and_grad(functools.partial(loss, **options), every))(
-                *map(jnp.asarray, arrays)
-            )
+            interpreted.jit(
+                jax.value_and_grad(functools.partial(loss, **options), every)
+            )(*map(jnp.asarray, arrays))
             for options in ({}, {"logsumexp": streaming.logsumexp})
         ]
     jax.tree.map(

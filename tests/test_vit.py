@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from helpers import toy, twins
+from helpers import interpreted, toy, twins
 from jaxcl import optim, sharding
 from jaxcl.config import build, resolve, sections
 from jaxcl.nets import chain, positions, vit
@@ -35,7 +35,9 @@ def made(name):
 
 
 def run(net, params, images, **options):
-    return jax.jit(functools.partial(net.apply, **options))({"params": params}, images)
+    return interpreted.jit(functools.partial(net.apply, **options))(
+        {"params": params}, images
+    )
 
 
 # --- the same in float64, written from the definitions ------------------------
@@ -226,7 +228,7 @@ def test_remat_changes_no_gradient():
         def loss(params):
             return jnp.sum(net.apply({"params": params}, images) ** 2)
 
-        return jax.jit(jax.grad(loss))(params)
+        return interpreted.jit(jax.grad(loss))(params)
 
     chex.assert_trees_all_close(slopes(net), slopes(again), rtol=1e-4, atol=1e-5)
     program = str(jax.make_jaxpr(lambda p: again.apply({"params": p}, images))(params))
@@ -304,14 +306,14 @@ def test_a_frozen_patch_projection_is_never_moved():
     def loss(params):
         return jnp.sum(net(params, {"encoder": {}}, images, train=True)[0] ** 2)
 
-    slopes = jax.jit(jax.grad(loss))(params)
+    slopes = interpreted.jit(jax.grad(loss))(params)
     assert not np.any(slopes["encoder"]["patch"]["kernel"])
     module = vit.vit(**(SMALL | {"patch": 2}), frozen_patch=True)  # alone, too
 
     def own_loss(params):
         return jnp.sum(module.apply({"params": params}, images, train=True) ** 2)
 
-    result = jax.jit(jax.grad(own_loss))(params["encoder"])
+    result = interpreted.jit(jax.grad(own_loss))(params["encoder"])
     assert not np.any(result["patch"]["kernel"]) and np.any(result["class"])
     moves, _ = parts.tx.update(slopes, parts.tx.init(params), params, lr=0.1)
     still = jax.tree.map(lambda x: not np.any(x), moves["encoder"])

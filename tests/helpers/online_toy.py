@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from helpers import dense_net, loss_twins, twins
+from helpers import dense_net, interpreted, loss_twins, twins
 from jaxcl import core, optim
 from jaxcl.data.augment import images as augment_images
 from jaxcl.methods.online import replay as replay_lib
@@ -51,7 +51,7 @@ cross_entropy = loss_twins.labelled_cross_entropy
 
 @functools.cache
 def compiled(method):
-    return jax.jit(method.init), jax.jit(method.step, donate_argnums=0)
+    return jax.jit(method.init), interpreted.jit(method.step)
 
 
 def step(method, state, incoming):
@@ -105,7 +105,7 @@ def programs(net):
     def evaluated(params, stats, rows):
         return net(params, stats, plain(rows), train=False)[0].logits
 
-    return jax.jit(passes), jax.jit(slopes), jax.jit(evaluated)
+    return tuple(map(interpreted.jit, (passes, slopes, evaluated)))
 
 
 def slope(net, params, stats, images, terms):

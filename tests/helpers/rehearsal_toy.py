@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from helpers import online_toy, twins
+from helpers import interpreted, online_toy, twins
 from jaxcl.data import scenarios, stream
 from jaxcl.methods import rehearsal
 
@@ -124,7 +124,7 @@ def programs(net):
         return back(of_rows)[0]
 
     evaluate, trained = (functools.partial(passes, train=x) for x in (False, True))
-    _PROGRAMS[id(net)] = net, tuple(map(jax.jit, (evaluate, trained, slopes)))
+    _PROGRAMS[id(net)] = net, tuple(map(interpreted.jit, (evaluate, trained, slopes)))
     return _PROGRAMS[id(net)][1]
 
 
