@@ -150,6 +150,7 @@ def config(
     scenario: str | None = None,
     num_tasks: int | None = None,
     by_strategy: bool = True,
+    teacher: str | os.PathLike | None = None,
 ) -> ml_collections.ConfigDict:
     """Make the config of a set of images.
 
@@ -166,8 +167,10 @@ def config(
         if every train image has a label, else random slices ("data").
       num_tasks: number of tasks; each domain is one. None: 5, but at most one for each
         class.
-      by_strategy: make the run joint if its strategy is "finetune", else continual.
+      by_strategy: make the run joint if its strategy is "finetune" or "distil", else
+        continual.
         False: always continual.
+      teacher: the folder of an encoder to learn from, by strategy "distil".
 
     Raises:
       Refused, OSError: as of the source; an unknown encoder, or a folder that holds
@@ -188,6 +191,9 @@ def config(
             "strategy": {"name": "finetune"},
         }
     )
+    if teacher is not None:
+        config.teacher = os.fspath(teacher)
+        config.method.strategy.name = "distil"
     config.data = once = read_once(data, summary)
     side = min(summary.side, _LARGEST) if size is None else size
     is_open = any(section is usual for usual in ENCODERS.values())  # only named
@@ -222,7 +228,7 @@ def _set_tasks(config, summary, scenario, num_tasks, by_strategy) -> None:
     strategy = config.method.strategy.get_ref("name")
 
     def choose(joint, continual):
-        table = {"finetune": joint} if by_strategy else {}
+        table = dict.fromkeys(("finetune", "distil"), joint) if by_strategy else {}
         return recipe.look_up(table | {"": continual}, strategy)
 
     config.scenario = {

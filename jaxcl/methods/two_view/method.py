@@ -20,12 +20,13 @@ Departures:
 
 import functools
 
+import jax.numpy as jnp
 from absl import logging
 
 from jaxcl import core, lookup, schema
 from jaxcl.errors import Refused
-from jaxcl.methods.two_view import bases, head, networks, step, strategies
-from jaxcl.nets import tuning, vit
+from jaxcl.methods.two_view import bases, head, networks, records, step, strategies
+from jaxcl.nets import mlp, tuning, vit
 
 _FEW = 16  # images of a batch, below which contrast teaches little
 
@@ -76,10 +77,15 @@ def make(
     names = lookup.name_of(base), lookup.name_of(strategy)
     if plan.check is not None:
         plan.check(names[0], spec)
-    _check_data(parts, names[0], spec, names[1], plan)
     shape = spec.projector._replace(
         hidden_dim=hidden_dim, output_dim=output_dim, hidden_layers=hidden_layers
     )
+    student = None
+    if plan.student is not None:
+        student = _shape_student(parts, plan.student)
+        if plan.student.alone:
+            spec, shape, student = _leave_out_base(spec, shape, student)
+    _check_data(parts, names[0], spec, names[1], plan)
     if spec.indexed:
         shape = shape._replace(output_dim=_count_rows(parts, shape.output_dim))
     _warn_unread(spec, online_head, {"head_lr": head_lr, "head_form": head_form})
@@ -93,6 +99,7 @@ def make(
             shape,
             distiller_hidden_dim=plan.distiller_hidden_dim,
             features=plan.features or spec.features,
+            student=student,
         ),
         head_steps=head_steps,
     )
@@ -101,12 +108,43 @@ def make(
         begin_task=functools.partial(step.begin_task, setup),
         end_task=functools.partial(step.end_task, setup),
         supervised=spec.supervised,
-        single_task_options=(("strategy", "finetune"),),
+        # A teacher of another training is none of earlier tasks.
+        single_task_options=() if plan.student else (("strategy", "finetune"),),
         takes_local=True,
+        constants=parts.teacher.weights if plan.student else None,
     )
     if not online_head:
         return method
     return head.add(method, parts, lr=head_lr, form=head_form)
+
+
+def _shape_student(parts, head: records.StudentHead) -> mlp.ProjectorShape:
+    """Shape the head that matches the features of config.teacher."""
+    if parts.teacher is None:
+        raise Refused(
+            "config.teacher=None: a strategy with a student's head, as 'distil', needs "
+            "the folder of an encoder that jaxcl export or jaxcl import wrote: "
+            "--config.teacher=FOLDER"
+        )
+    return mlp.ProjectorShape(
+        head.hidden_layers, True, head.hidden_dim, parts.teacher.width
+    )
+
+
+def _leave_out_base(spec, shape, student):
+    """Put the student's head in place of base and projector.
+
+    Returns:
+      a base without loss and state, the projector's shape, and no further head.
+    """
+    for name in ("hidden_dim", "output_dim", "hidden_layers"):
+        if getattr(shape, name) != getattr(spec.projector, name):
+            logging.warning(
+                "config.method.%s has no effect: the strategy's head takes the place "
+                "of the projector",
+                name,
+            )
+    return records.Base(lambda x: jnp.zeros(()), one_row=True), student, None
 
 
 def _warn_unread(spec, online_head, of_head) -> None:

@@ -22,6 +22,9 @@ class Networks(NamedTuple):
     copied: chain.Chain  # encoder and projector
     predictor: chain.Chain  # the base's own; of no nets where it has none
     distiller: chain.Chain  # the predictor g; of no nets where there is none
+    student: (
+        chain.Chain
+    )  # its head beside the projector; of no nets where there is none
     dim: int  # of the projections
     own: tuple[str, ...]  # names of the base's own parameters
     features: bool  # a loss reads features of the encoder
@@ -74,6 +77,7 @@ def build_networks(
     *,
     distiller_hidden_dim: int | None,
     features: bool = False,
+    student: mlp.ProjectorShape | None = None,
 ) -> Networks:
     """Build the networks of a base.
 
@@ -83,6 +87,7 @@ def build_networks(
       shape: of the projector.
       distiller_hidden_dim: hidden units of g; None: there is none.
       features: whether the loss of the strategy reads features of the encoder.
+      student: shape of the student's head; None: there is none.
     """
     dtype, dim = parts.encoder.dtype, shape.output_dim
     projector = mlp.projector(shape, dtype=dtype)
@@ -98,6 +103,9 @@ def build_networks(
         copied=chain.Chain({"encoder": parts.encoder, "projector": projector}),
         predictor=predictor("predictor", base.predictor_hidden_dim),
         distiller=predictor("distiller", distiller_hidden_dim),
+        student=chain.Chain(
+            {} if student is None else {"student": mlp.projector(student, dtype=dtype)}
+        ),
         dim=dim,
         own=()
         if base.init_params is None
@@ -131,6 +139,12 @@ def init_networks(
     if networks.distiller.nets:
         own_params, own_stats = init_distiller(networks, k_distiller)
         params, stats = params | own_params, stats | own_stats
+    if networks.student.nets:
+        encoder = chain.Chain({"encoder": networks.copied.nets["encoder"]})
+        run = functools.partial(encoder, params, stats, train=False)
+        rows = jax.eval_shape(run, views[0])[0]
+        head = networks.student.init(k_distiller, jnp.zeros(rows.shape))
+        params, stats = params | head[0], stats | head[1]
     return InitialNetworks(params, stats, copied, k_state, k_base, k_strategy)
 
 
@@ -252,6 +266,9 @@ def forward(networks: Networks, inputs: Inputs, params: core.PyTree):
         queries = networks.base.distiller_input(read)
         p, new = networks.distiller(params, stats, queries, train=True, groups=views)
         p, after = p.reshape(-1, views, networks.dim), after | new
+    if networks.student.nets:
+        p, new = networks.student(params, stats, features, train=True, groups=views)
+        p, after = p.reshape(-1, views, p.shape[-1]), after | new
     if inputs.local is not None:
         local_z, new = _pass_local(networks, params, after, inputs.local, inputs.key)
         after = after | new

@@ -218,6 +218,9 @@ def _update(setup, state, batch, keys):
         extra = extra._replace(strategy=stored)
     after = networks.average_teacher(strategy.teacher, after.replace(extra=extra))
     metrics = {"loss": loss, "lr": lr, "grad_norm": optax.tree.norm(grads)}
+    if strategy.student is not None:
+        finite = jnp.isfinite(features.f).all(axis=-1)
+        metrics["untaught"] = jnp.mean(~finite)  # share of views
     if setup.stream is None:
         return after, metrics, None
     return stream.finish_update(setup, after, metrics | terms, features, reading)
@@ -355,6 +358,9 @@ def _compute_targets(setup, state, moment, batch, reading, inputs, first):
         frozen_params=extra.teacher,
         state=extra.base,
     )
+    if strategy.student is not None:
+        taught = setup.parts.teacher.embed(batch["constants"], inputs.images)
+        targets["f"] = taught.reshape(-1, inputs.views, taught.shape[-1])
     if base.prepare is not None:
         targets["prepared"] = base.prepare(moment, setup.networks.dim)
     return targets, slow_stats
