@@ -8,12 +8,13 @@ from jaxcl.run import encoder_folder
 from jaxcl.weights import writer
 
 
-def leave(where, *, size=6, width=5, channels=1, seed=3, leaves=None, **changes):
-    """Write a perceptron of any numbers; return its weight matrix and bias.
+def leave(where, *, size=6, width=5, channels=1, seed=3, leaves=None, drop=(), **more):
+    """Write a perceptron of any numbers.
 
     Args:
       leaves: arrays by name, to change in the file.
-      changes: to the card's "input", None drops an entry; or "num_features".
+      drop: entries of the card's "input" that it lacks.
+      more: further entries of "input"; or "num_features".
     """
     rng = np.random.default_rng(seed)
     count = size * size * channels
@@ -22,15 +23,15 @@ def leave(where, *, size=6, width=5, channels=1, seed=3, leaves=None, **changes)
     arrays = {"params/linear1/kernel": kernel, "params/linear1/bias": bias}
     packed = writer.pack_tensors(arrays | (leaves or {}), "flax")
     files = {encoder_folder.TENSORS: packed}
-    num_features = changes.pop("num_features", width)
-    inputs = {"kind": "images", "channels": channels, "size": size, "resize": None}
-    inputs |= {"mean": [0.2] * channels, "std": [0.5] * channels} | changes
-    card = {"format": encoder_folder.FORMAT, "num_features": num_features}
-    card |= {"encoder": {"name": "mlp", "widths": [width]}}
-    card |= {"input": {name: x for name, x in inputs.items() if x is not None}}
-    card |= {"files": writer.hash_files(files)}
-    card |= {"checksum": encoder_folder.checksum(card)}
+    card = {"format": encoder_folder.FORMAT, "encoder": {"name": "mlp"}}
+    card["encoder"]["widths"] = [width]
+    card["num_features"] = more.pop("num_features", width)
+    inputs = {"kind": "images", "channels": channels, "size": size, "resize": size}
+    inputs |= {"mean": [0.2] * channels, "std": [0.5] * channels}
+    inputs |= {"interpolation": "bicubic", "decoder": None} | more
+    card["input"] = {name: x for name, x in inputs.items() if name not in drop}
+    card["files"] = writer.hash_files(files)
+    card["checksum"] = encoder_folder.checksum(card)
     where.mkdir(parents=True, exist_ok=True)
     (where / encoder_folder.CARD).write_text(json.dumps(card))
     (where / encoder_folder.TENSORS).write_bytes(packed)
-    return kernel, bias
