@@ -176,16 +176,19 @@ def test_a_teacher_in_one_call(tmp_path):
 
 def test_a_teacher_by_a_word_of_the_config_and_its_cost(tmp_path):
     """`jaxcl estimate` counts the teacher's work and memory."""
-    teachers.leave(tmp_path / "teacher", size=16, width=512)
     np.savez(tmp_path / "set.npz", train_x=np.zeros((64, 8, 8, 1), np.uint8))
-    words = f"{tmp_path / 'set.npz'},encoder=conv_net,teacher={tmp_path / 'teacher'}"
-    asked = ["--config.encoder.width=4", "--config.batch_size=16"]
-    config = files.read_config([f"--config=own_images:{words}", *asked])
-    assert config.method.strategy.name == "distil" and config.scenario.name == "joint"
-    with_teacher, _ = estimate.estimate(config, classes=2, rows=64)
-    config.teacher, config.method.strategy = None, {"name": "finetune"}
-    without, _ = estimate.estimate(config, classes=2, rows=64)
-    weights, images = 4 * 256 * 512, 2 * 16
-    assert with_teacher["flops"] - without["flops"] > 2 * images * 256 * 512
-    more = with_teacher["memory"]["arguments"] - without["memory"]["arguments"]
-    assert more >= weights
+    asked = ["--config.encoder.width=4", "--config.batch_size=16", "--config.devices=1"]
+    costs = []
+    for width in (64, 512):
+        folder = tmp_path / f"teacher{width}"
+        teachers.leave(folder, size=16, width=width)
+        words = f"{tmp_path / 'set.npz'},encoder=conv_net,teacher={folder}"
+        config = files.read_config([f"--config=own_images:{words}", *asked])
+        assert config.method.strategy.name == "distil"
+        assert config.scenario.name == "joint"
+        costs.append(estimate.estimate(config, classes=2, rows=64)[0])
+    small, large = costs
+    weights, images = 256 * (512 - 64), 2 * 16
+    assert large["flops"] - small["flops"] > 2 * images * weights
+    gap = large["memory"]["arguments"] - small["memory"]["arguments"]
+    assert gap > 4 * weights

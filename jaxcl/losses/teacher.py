@@ -1,7 +1,8 @@
-"""Match a student's rows to the features of a teacher, which may be of another kind.
+"""Match a student's rows p to a teacher's features t, which may be of another kind.
 
-Rows may be left out by a mask, as those for which the teacher has no finite feature. No
-gradient reaches the teacher's features.
+Each function takes p f32[N, D], t f32[N, E] and a mask bool[N] of the rows that count,
+None for all; it returns f32[]. RKD's functions let D and E differ. No gradient reaches
+t.
 """
 
 import chex
@@ -15,14 +16,6 @@ def cosine(p: jax.Array, t: jax.Array, *, mask: jax.Array | None = None) -> jax.
     """Average 1 - cos(p_i, t_i) over rows.
 
     The loss of whole-image features of AM-RADIO (Ranzinger et al., CVPR 2024).
-
-    Args:
-      p: f32[N, D], the student's projections.
-      t: f32[N, D], features of the teacher; no gradient.
-      mask: bool[N], rows that count; None: all.
-
-    Returns:
-      f32[], from 0 to 2.
 
     Example:
       >>> import jax.numpy as jnp
@@ -42,15 +35,8 @@ def smooth_l1(
     """Average the smooth L1 distance to standardised features over rows and elements.
 
     Feature distillation (Wei et al., arXiv 2205.14141, Section 3). Each row of t is
-    first standardised: mean 0 and variance 1 over its elements, as by a layer norm
-    without parameters. With d = |p - t| an element counts d^2 / (2 beta) if d is at
-    most beta, else d - beta / 2.
-
-    Args:
-      p: f32[N, D], the student's projections.
-      t: f32[N, D], features of the teacher; no gradient.
-      beta: distance at which the loss becomes linear.
-      mask: bool[N], rows that count; None: all.
+    first standardised: mean 0 and variance 1 over its elements. With d = |p - t| an
+    element counts d^2 / (2 beta) if d is at most beta, else d - beta / 2.
 
     Example:
       >>> import jax.numpy as jnp
@@ -75,14 +61,6 @@ def rkd_distance(
     The mean over pairs i != j of h(|p_i - p_j| / m_p - |t_i - t_j| / m_t). h is the
     Huber loss with delta 1. m_p and m_t are the mean distances of the pairs.
 
-    Args:
-      p: f32[N, D], the student's projections.
-      t: f32[N, E], features of the teacher; no gradient.
-      mask: bool[N], rows that count; None: all.
-
-    Returns:
-      f32[], 0 for fewer than two rows.
-
     Example:
       >>> import jax.numpy as jnp
       >>> from jaxcl.losses import teacher
@@ -91,17 +69,19 @@ def rkd_distance(
       0.0
     """
     chex.assert_equal_shape_prefix([p, t], 1)
-    pairs = _distinct(len(p), mask)
+    pairs = _mark_pairs(len(p), mask)
 
-    def relative(x):
+    def compute_relative(x):
         # Differences first: a product of matrices rounds where rows are far from 0.
-        distances = _length(x[:, None] - x[None])
+        squared = jnp.sum(jnp.square(x[:, None] - x[None]), axis=-1)
+        apart = squared > 0  # the gradient of a distance of 0 is 0
+        distances = jnp.where(apart, jnp.sqrt(jnp.where(apart, squared, 1.0)), 0.0)
         mean = core.masked_mean(distances.ravel(), pairs.ravel())
         return distances / jnp.where(mean > 0, mean, 1.0)
 
     t = core.at_least_float32(jax.lax.stop_gradient(t))
-    gaps = _huber(relative(core.at_least_float32(p)) - relative(t), 1.0)
-    return core.masked_mean(gaps.ravel(), pairs.ravel())
+    gaps = compute_relative(core.at_least_float32(p)) - compute_relative(t)
+    return core.masked_mean(_huber(gaps, 1.0).ravel(), pairs.ravel())
 
 
 def rkd_angle(
@@ -113,14 +93,6 @@ def rkd_angle(
     cosine of the angle at row j between rows i and k, h the Huber loss with delta 1.
     The memory grows with N^2 (N + D).
 
-    Args:
-      p: f32[N, D], the student's projections.
-      t: f32[N, E], features of the teacher; no gradient.
-      mask: bool[N], rows that count; None: all.
-
-    Returns:
-      f32[], 0 for fewer than three rows.
-
     Example:
       >>> import jax.numpy as jnp
       >>> from jaxcl.losses import teacher
@@ -129,16 +101,16 @@ def rkd_angle(
       0.4167
     """
     chex.assert_equal_shape_prefix([p, t], 1)
-    pairs = _distinct(len(p), mask)
+    pairs = _mark_pairs(len(p), mask)
     triples = pairs[:, :, None] & pairs[:, None, :] & pairs[None]  # j, i, k
 
-    def cosines(x):
+    def compute_cosines(x):
         apart = core.l2_normalize(x[None] - x[:, None])  # of row i from row j
         return core.dot(apart, apart)
 
     t = core.at_least_float32(jax.lax.stop_gradient(t))
-    gaps = _huber(cosines(core.at_least_float32(p)) - cosines(t), 1.0)
-    return core.masked_mean(gaps.ravel(), triples.ravel())
+    gaps = compute_cosines(core.at_least_float32(p)) - compute_cosines(t)
+    return core.masked_mean(_huber(gaps, 1.0).ravel(), triples.ravel())
 
 
 def _huber(x, delta):
@@ -147,16 +119,7 @@ def _huber(x, delta):
     return jnp.where(size <= delta, 0.5 * x * x, delta * (size - 0.5 * delta))
 
 
-def _length(x):
-    """Return the lengths of rows; the gradient at a row of zeros is 0."""
-    squared = jnp.sum(x * x, axis=-1)
-    return jnp.where(squared > 0, jnp.sqrt(jnp.where(squared > 0, squared, 1.0)), 0.0)
-
-
-def _distinct(count, mask):
+def _mark_pairs(count, mask):
     """Mark the pairs of different rows that both count, bool[N, N]."""
     pairs = ~jnp.eye(count, dtype=bool)
-    if mask is None:
-        return pairs
-    there = mask > 0
-    return pairs & there[:, None] & there[None]
+    return pairs if mask is None else pairs & (mask[:, None] > 0) & (mask > 0)

@@ -83,8 +83,9 @@ def make(
     student = None
     if plan.student is not None:
         student = _shape_student(parts, plan.student)
-        if plan.student.alone:
-            spec, shape, student = _leave_out_base(spec, shape, student)
+        if plan.student.alone:  # there is no base, and the head is the projector
+            spec = records.Base(lambda x: jnp.zeros(()), one_row=True)
+            shape, student = student, None
     _check_data(parts, names[0], spec, names[1], plan)
     if spec.indexed:
         shape = shape._replace(output_dim=_count_rows(parts, shape.output_dim))
@@ -122,29 +123,11 @@ def _shape_student(parts, head: records.StudentHead) -> mlp.ProjectorShape:
     """Shape the head that matches the features of config.teacher."""
     if parts.teacher is None:
         raise Refused(
-            "config.teacher=None: a strategy with a student's head, as 'distil', needs "
-            "the folder of an encoder that jaxcl export or jaxcl import wrote: "
-            "--config.teacher=FOLDER"
+            "config.teacher=None: the strategy matches the features of an encoder that "
+            "jaxcl export or jaxcl import wrote: --config.teacher=FOLDER"
         )
-    return mlp.ProjectorShape(
-        head.hidden_layers, True, head.hidden_dim, parts.teacher.width
-    )
-
-
-def _leave_out_base(spec, shape, student):
-    """Put the student's head in place of base and projector.
-
-    Returns:
-      a base without loss and state, the projector's shape, and no further head.
-    """
-    for name in ("hidden_dim", "output_dim", "hidden_layers"):
-        if getattr(shape, name) != getattr(spec.projector, name):
-            logging.warning(
-                "config.method.%s has no effect: the strategy's head takes the place "
-                "of the projector",
-                name,
-            )
-    return records.Base(lambda x: jnp.zeros(()), one_row=True), student, None
+    width = parts.teacher.width
+    return mlp.ProjectorShape(head.hidden_layers, True, head.hidden_dim, width)
 
 
 def _warn_unread(spec, online_head, of_head) -> None:
