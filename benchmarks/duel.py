@@ -1,24 +1,14 @@
-"""Cost of DUEL's policy, by itself and in a step of training.
+"""Cost of DUEL's policy: `python benchmarks/duel.py --peer`.
 
-  python benchmarks/duel.py policy --peer
-  python benchmarks/duel.py step
-
-`policy` times jaxcl.memory.duel.select in turns with the paper's Algorithm 4 as it is
-written, in JAX and in eager PyTorch, counts operations, and compares the choices.
-`step` times whole steps of D-MoCo and D-SimCLR in turns with MoCo v2 and SimCLR, jobs
-built from configs/duel_cifar10.py.
+Times jaxcl.memory.duel.select in turns with the paper's Algorithm 4 as it is written,
+in JAX and in eager PyTorch, counts operations, and compares the choices. `steps.py`
+times whole steps with and without the policy.
 """
 
 import argparse
-import contextlib
-import datetime
 import functools
 import importlib.util
-import json
 import os
-import pathlib
-import runpy
-import tempfile
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -27,15 +17,11 @@ import duel_algorithm
 import jax
 import jax.numpy as jnp
 import loops
-import ml_collections
 import numpy as np
 import throughput
 
-from jaxcl.config import build, sections
 from jaxcl.memory import duel
-from jaxcl.run import job
 
-_CONFIG = pathlib.Path(__file__).resolve().parents[1] / "configs" / "duel_cifar10.py"
 CLASSES = 10
 DOMINANT = 0.5  # probability of the first class
 
@@ -43,38 +29,18 @@ DOMINANT = 0.5  # probability of the first class
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parts = made.add_subparsers(dest="part", required=True)
-    policy = parts.add_parser("policy", help="the policy by itself")
-    many = dict(type=int, nargs="+")
-    sizes = [512, 2048, 8192, 65536]
-    policy.add_argument("--memory", **many, default=sizes, help="rows, K")
-    policy.add_argument("--batch", **many, default=[64, 256, 1024], help="rows, B")
-    policy.add_argument("--dim", **many, default=[128, 256], help="of a row, Z")
-    policy.add_argument(
-        "--limit", type=float, default=4.0, help="GiB that all pairs' scores may take"
-    )
-    policy.add_argument("--seconds", type=float, default=0.3, help="per window, side")
-    policy.add_argument("--peer", action="store_true", help="also time PyTorch")
-    step = parts.add_parser("step", help="whole steps of training")
-    pairs = (*PAIRS,)
-    step.add_argument("--base", nargs="+", default=pairs, choices=pairs)
-    step.add_argument("--depth", type=int, default=18, help="of the ResNet")
-    step.add_argument("--width", type=int, default=16, help="of its first stage")
-    step.add_argument("--size", type=int, default=32, help="pixels of a side")
-    step.add_argument("--batch", type=int, default=128)
-    step.add_argument("--memory", type=int, default=2048, help="rows, K")
-    step.add_argument("--precision", default="float32", choices=(*sections.PRECISIONS,))
-    step.add_argument("--steps-per-call", type=int, help="default: as in training")
-    step.add_argument("--steps", type=int, default=2, help="per window")
-    for part, seen in ((policy, 2.0), (step, 1.0)):
-        part.add_argument(
-            "--seen",
-            type=float,
-            default=seen,
-            help=("rows that have passed the full memory before, in units of K"),
-        )
-        part.add_argument("--windows", type=int, default=5)
-        part.add_argument("--json", help="file to append one line per row to")
+    add, many = made.add_argument, dict(type=int, nargs="+")
+    add("--memory", **many, default=[512, 2048, 8192, 65536], help="rows, K")
+    add("--batch", **many, default=[64, 256, 1024], help="rows, B")
+    add("--dim", **many, default=[128, 256], help="of a row, Z")
+    pairs = "GiB that all pairs' scores may take"
+    add("--limit", type=float, default=4.0, help=pairs)
+    add("--seconds", type=float, default=0.3, help="per window, side")
+    passed = "rows that have passed the full memory before, in units of K"
+    add("--seen", type=float, default=2.0, help=passed)
+    add("--windows", type=int, default=5)
+    add("--peer", action="store_true", help="also time PyTorch")
+    add("--json", help="file to append one line per row to")
     return made
 
 
@@ -233,8 +199,9 @@ def _times(seconds, reference, busy) -> dict:
     }
 
 
-def policy_rows(args):
-    """Lists of lines of the table, one list for each size."""
+def policy_rows(args, directory):
+    """Measure each size: a row for each side."""
+    del directory
     for capacity in args.memory:
         for dim in args.dim:
             stream = Rows(dim)
@@ -243,174 +210,61 @@ def policy_rows(args):
                 batches = [stream.take(count)[0] for _ in range(args.windows)]
                 size = {"K": capacity, "B": count, "Z": dim}
                 size["dominant_share"] = float(np.mean(label == 0))
-                yield [size | row for row in measure_policy(args, memory, batches)]
+                yield from (size | row for row in measure_policy(args, memory, batches))
 
 
-# Whole steps
-
-PAIRS = {"moco": "d_moco", "simclr": "d_simclr"}  # names in the config
-
-
-def config(args, name: str, data: str) -> ml_collections.ConfigDict:
-    """The job's config: the paper's, on the images of a file and of these sizes."""
-    made = runpy.run_path(str(_CONFIG))["get_config"](name)
-    made.data = {"name": "npz", "path": data}
-    made.scenario.evaluation = "none"
-    made.evaluators = {}
-    made.augment.size = args.size
-    made.encoder.update(depth=args.depth, width=args.width)
-    made.method.memory_size = args.memory
-    made.method.drawn = min(256, args.memory)
-    made.batch_size, made.precision = args.batch, args.precision
-    # Rows must not all become the same one: how often the policy looks at all of the
-    # memory depends on them.
-    made.optimizer.lr = 1e-3
-    made.devices, made.steps_per_call = 1, args.steps_per_call
-    made.save_every = made.eval_every = 0
-    return made
+_HEADS = (
+    ("K", 6),
+    ("B", 5),
+    ("Z", 4),
+    ("side", 8),
+    ("ms", 34),
+    ("CPU ms", 10),
+    ("time / ours", 28),
+    ("temp. MB", 9),
+    ("M FLOP", 10),
+    ("opened", 7),
+    ("same", 8),
+    ("I_d", 9),
+)
 
 
-def _settling(args, steps_per_call) -> int:
-    """Calls after which the memory is full and `--seen` more rows have passed."""
-    rows = (1 + args.seen) * args.memory
-    return -int(-rows // (args.batch * steps_per_call))
-
-
-def make_job(args, name: str, directory) -> job.Job:
-    """The job; its images are a pattern for each class, and noise."""
-    rng, shape = np.random.default_rng(0), (args.size, args.size, 3)
-    label = np.arange(max(2 * args.batch, 20 * CLASSES)) % CLASSES
-    pattern = rng.integers(0, 128, (CLASSES, *shape), np.uint8)
-    noise = rng.integers(0, 128, (len(label), *shape), np.uint8)
-    path = pathlib.Path(directory) / "random.npz"
-    np.savez(path, train_x=pattern[label] + noise, train_y=label)
-    return build.build(config(args, name, str(path)), pathlib.Path(directory) / name)
-
-
-def ready(args, work: job.Job, stack) -> throughput.Ours:
-    """The step, its memory, if there is one, settled; `stack` closes its feed."""
-    state = throughput.begun(work, 0)
-    feed = job.feed_batches(work, work.stream.tasks[0].train, 0, 0)
-    feed = stack.enter_context(contextlib.closing(feed))
-    ours = throughput.Ours(work, state, feed, args.steps)
-    remembers = state.extra.memory is not None
-    ours.window(_settling(args, work.loop.steps_per_call) if remembers else 1)
-    return ours
-
-
-def step_rows(args):
-    """Lists of lines of the table, one list for each pair."""
-    for base in args.base:
-        with tempfile.TemporaryDirectory() as directory:
-            yield measure_step(args, (base, PAIRS[base]), directory)
-
-
-def measure_step(args, names, directory) -> list[dict]:
-    """What the table says of a method and of the one with an active memory."""
-    with contextlib.ExitStack() as stack:
-        sides = {
-            name: ready(args, make_job(args, name, directory), stack) for name in names
-        }
-        seconds, busy = ({name: [] for name in names} for _ in range(2))
-        for _ in range(args.windows):  # in turns: noise of the machine hits both
-            for name, ours in sides.items():
-                start = time.process_time()
-                seconds[name].append(ours.window()[0] / ours.steps)
-                busy[name].append((time.process_time() - start) / ours.steps)
-    found = []
-    for name, ours in sides.items():
-        times = _times(seconds[name], seconds[names[0]], busy[name])
-        sizes = ours.compiled.memory_analysis()
-        bytes_of = sizes and sizes.temp_size_in_bytes + sizes.argument_size_in_bytes
-        about = {"share": 1 - 1 / times["ratio"], "memory_bytes": bytes_of}
-        found.append({"method": name} | times | about)
-    return found
-
-
-_HEADS = {
-    "policy": (
-        ("K", 6),
-        ("B", 5),
-        ("Z", 4),
-        ("side", 8),
-        ("ms", 34),
-        ("CPU ms", 10),
-        ("time / ours", 28),
-        ("temp. MB", 9),
-        ("M FLOP", 10),
-        ("opened", 7),
-        ("same", 8),
-        ("I_d", 9),
-    ),
-    "step": (
-        ("method", 9),
-        ("step ms", 32),
-        ("CPU ms", 10),
-        ("time / base", 22),
-        ("share of a step", 16),
-        ("memory MB", 10),
-    ),
-}
-
-
-def line(part: str, found: dict | None = None) -> str:
-    """One row of a table, or its head."""
-    heads, widths = zip(*_HEADS[part], strict=True)
+def line(row: dict | None = None) -> str:
+    """Write a row of the table, or its head."""
+    heads, widths = zip(*_HEADS, strict=True)
     cells = heads
-    if found is not None:
+    if row is not None:
 
         def show(name, digits=2, scale=1.0):
-            value = found[name]
+            value = row[name]
             return "-" if value is None else f"{scale * value:,.{digits}f}"
 
         def span(name):
             low, high = show(f"{name}_min"), show(f"{name}_max")
             return f"{show(name)} ({low} to {high})"
 
-        times = span("ms"), show("cpu_ms"), span("ratio")
-        if part == "policy":
-            cells = (
-                *(str(found[name]) for name in ("K", "B", "Z", "side")),
-                *times,
-                show("temporary_bytes", 2, 1e-6),
-                show("flops", 1, 1e-6),
-                show("opened", 1),
-                f"{show('same', 1, 100)} %",
-                show("distinctiveness", 5),
-            )
-        else:
-            share = f"{show('share', 1, 100)} %"
-            cells = found["method"], *times, share, show("memory_bytes", 1, 1e-6)
+        cells = (
+            *(str(row[name]) for name in ("K", "B", "Z", "side")),
+            span("ms"),
+            show("cpu_ms"),
+            span("ratio"),
+            show("temporary_bytes", 2, 1e-6),
+            show("flops", 1, 1e-6),
+            show("opened", 1),
+            f"{show('same', 1, 100)} %",
+            show("distinctiveness", 5),
+        )
     return "".join(f"{c:>{w}}" for c, w in zip(cells, widths, strict=True))
 
 
 def main(argv=None) -> list[dict]:
-    """Measure one part, print its table, return what it holds."""
+    """Measure the policy at all sizes, print the table, return its rows."""
     args = parser().parse_args(argv)
-    if getattr(args, "peer", False) and importlib.util.find_spec("torch") is None:
+    if args.peer and importlib.util.find_spec("torch") is None:
         parser().error("--peer: PyTorch is missing, pip install --group peers")
     # PyTorch must find memory on a GPU too.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    about = {
-        "date": datetime.date.today().isoformat(),
-        "jax": jax.__version__,
-        "device": jax.devices()[0].device_kind,
-        "cores": throughput.cores(),
-    }
-    setting = {k: v for k, v in vars(args).items() if k != "json" and v is not None}
-    for values in (about, setting):
-        print(" ".join(f"{k}={v}" for k, v in values.items()))
-    print(line(args.part), flush=True)
-    rows = []
-    for group in (policy_rows if args.part == "policy" else step_rows)(args):
-        load = {"load": round(os.getloadavg()[0], 1)}
-        for row in group:
-            print(line(args.part, row), flush=True)
-            rows.append(about | setting | load | row)
-            if args.json:
-                with open(args.json, "a", encoding="utf-8") as file:
-                    file.write(json.dumps(rows[-1]) + "\n")
-    return rows
+    return throughput.lines(args, policy_rows, line)
 
 
 if __name__ == "__main__":

@@ -191,7 +191,7 @@ def in_second_task(work: job.Job, steps: int, stack) -> Ours:
     return ours
 
 
-def in_turns(works: dict, args, stack) -> tuple[dict, dict]:
+def in_turns(works: dict, args, stack, begin=None) -> tuple[dict, dict]:
     """Steps of the second task of several jobs, timed in turns.
 
     Noise of the machine hits all sides alike.
@@ -200,11 +200,14 @@ def in_turns(works: dict, args, stack) -> tuple[dict, dict]:
       works: name -> job.
       args: with `steps` of a window and `windows`.
       stack: closes the feeds.
+      begin: called before with (`Ours`, its job); None: nothing is.
 
     Returns:
       name -> `Ours`, and name -> seconds of a step in each window.
     """
     sides = {k: in_second_task(work, args.steps, stack) for k, work in works.items()}
+    for name in sides if begin else ():
+        begin(sides[name], works[name])
     seconds = {name: [] for name in sides}
     for _ in range(args.windows):
         for name, ours in sides.items():

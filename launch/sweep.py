@@ -7,7 +7,7 @@ r"""A sweep: configs x values of options x seeds, one command each.
 prints the commands of the twelve runs, those that are finished left out; `--run` runs
 them, `--jobs=N` at once. A run is in ROOT/CONFIG,OPTION=VALUE/seed_S, whatever else the
 sweep holds, so that the same sweep, or a larger one, goes on where it was stopped, and
-jaxcl compare and launch/table.py read ROOT/CONFIG,OPTION=VALUE as one directory.
+jaxcl compare and benchmarks/table.py read ROOT/CONFIG,OPTION=VALUE as one directory.
 """
 
 import argparse
@@ -23,7 +23,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from typing import NamedTuple
 
 from etils import epath
@@ -130,9 +129,7 @@ def start(run: Run, place: int, options) -> subprocess.Popen:
         )
 
 
-def run_all(
-    runs: list[Run], options, ended: Callable[[Run], None] = lambda run: None
-) -> int:
+def run_all(runs: list[Run], options) -> int:
     """Run them; one that fails does not end the others.
 
     The first SIGTERM, SIGINT or SIGHUP makes those at work save and stop, the second
@@ -170,62 +167,9 @@ def run_all(
                 print(
                     f"{_said(codes[-1], signals)}: {os.fspath(run.folder)}", flush=True
                 )
-                ended(run)
     if signals or STOPPED in codes:
         return STOPPED
     return 1 if any(codes) else 0
-
-
-def add_options(made: argparse.ArgumentParser, rows, root: str) -> None:
-    """Add the options of a script that makes a table of runs, see `with_table`.
-
-    Args:
-      made: the parser.
-      rows: names of all rows that the table can have.
-      root: the default directory of all runs.
-    """
-    made.add_argument("--rows", nargs="+", default=[*rows], choices=rows, metavar="ROW")
-    made.add_argument("--root", default=root, help="of all run directories")
-    made.add_argument("--dry-run", action="store_true", help="print the commands")
-    made.add_argument("--python", default=sys.executable)
-    made.set_defaults(jobs=1, gpus=False)  # of run_all
-
-
-def with_table(
-    runs: list[Run],
-    options,
-    table: Callable[[], str],
-    done: Callable[[Run], bool] = lambda run: finished(run.folder),
-) -> int:
-    """Run what is not finished, one by one, and write ROOT/table.md after each.
-
-    Args:
-      runs: all of the table, in order.
-      options: with those of `add_options`.
-      table: its text, of the runs that are finished.
-      done: whether nothing is left to do of a run.
-
-    Returns:
-      An exit code: that of `run_all`; 2 if the directory of all runs is in a bucket.
-    """
-    if "://" in options.root:
-        message = f"--root={options.root}: must be on a disk, for the logs"
-        print(f"jaxcl: {message}", file=sys.stderr)
-        return 2
-    left = [run for run in runs if not done(run)]
-    if options.dry_run:
-        show(left, options)
-        return 0
-    page = pathlib.Path(options.root) / "table.md"
-    page.parent.mkdir(parents=True, exist_ok=True)
-
-    def write(run=None):
-        page.write_text(table() + "\n")
-
-    write()
-    code = run_all(left, options, ended=write)
-    print(page.read_text(), end="")
-    return code
 
 
 def show(runs: list[Run], options) -> None:

@@ -22,13 +22,11 @@ RUNS = {
     "throughput": f"{TINY} --output=16 --queue=64 --windows=2 --steps=2 --first-task",
     "online": "--methods er mir --width=4 --batch=4 --per-class=2 --windows=1 --steps=1"
     " --no-peer",
-    "cclis": f"{TINY} --rows=60 --memory=10 --windows=1 --steps=1",
-    "icl": "--rows=40 --batch=8 --windows=1 --steps=1",
+    "steps": "cclis_cifar10 --override encoder.depth=10 --width=4 --size=16 --batch=16"
+    " --rows=120 --windows=1 --steps=1",
     "input": "--decoders pillow --images=4 --batch=2 --repeats=1 --steps-per-call=2",
-    "duel-policy": "policy --memory 48 --batch 16 --dim 8 --windows=2 --seconds=0",
-    "duel-step": f"step --base moco {TINY} --memory=16 --windows=1 --steps=1",
+    "duel": "--memory 48 --batch 16 --dim 8 --windows=2 --seconds=0",
     "convolutions": "--cases 11 --repeats=1",
-    "devices": "--seeds=2",
     "functions_of_a_step": "er_ace_cifar10",
     "experiments": "--tiny --rows replay_mnist --repeats=0",
     "growth": "--axes memory --points=1",
@@ -62,9 +60,6 @@ def test_a_small_run_ends_with_finite_numbers(load, name, tmp_path, monkeypatch)
         words += [f"--page={page}", f"--picture={picture}"]
     if name == "keep_old":
         monkeypatch.setattr(script, "BATCH", 128)  # a multiple of the devices
-    if name == "icl":  # twelve variants compile for minutes
-        monkeypatch.setattr(script, "VARIANTS", ("continue",))
-        monkeypatch.setattr(script, "PAIRS", {})
     told = script.main(words)
     found = numbers(told)
     assert found and np.isfinite(found).all()

@@ -198,17 +198,22 @@ def test_commands_of_data_parse(word, arguments):
     assert cli.make_parser(word).parse_args(arguments)
 
 
+TABLES = "table", "speedup", "keep_fresh"
+
+
 def launches(text):
-    """Words of every command that starts a script of launch/, up to a pipe."""
+    """Words of commands that start a script of launch/ or of TABLES, up to a pipe."""
     joined = re.sub(r"\\\n\s*", " ", text)
-    found = re.findall(r"^ *((?:python )?launch/\w+\.\w+ [^\n|>]*)", joined, re.M)
+    script = rf"(?:launch/\w+\.\w+|benchmarks/(?:{'|'.join(TABLES)})\.py)"
+    found = re.findall(rf"^ *((?:python )?{script} [^\n|>]*)", joined, re.M)
     return [shlex.split(command) for command in found]
 
 
 def scripts():
     """(where, text) of all that states such commands."""
     yield from written()
-    for path in sorted((ROOT / "launch").glob("*.py")):
+    tables = [ROOT / "benchmarks" / f"{name}.py" for name in TABLES]
+    for path in [*sorted((ROOT / "launch").glob("*.py")), *tables]:
         yield ids(path), ast.get_docstring(ast.parse(path.read_text()))
 
 
@@ -231,13 +236,12 @@ def test_launch_commands_run_dry(words, tree, tmp_path, monkeypatch, capsys):
     for option in arguments[:cut]:
         if option.startswith("--commands="):
             (tree / option.partition("=")[2]).write_text("python -m jaxcl.main\n")
-    if script == "launch/speedup.py":  # it reads runs that are finished
+    if script == "benchmarks/speedup.py":  # it reads runs that are finished
         config_files.load(ROOT / script).parser().parse_args(arguments)
         return
     if script.endswith(("table.py", "sweep.py", "keep_fresh.py")):  # they import much
-        monkeypatch.syspath_prepend(ROOT / "launch")
         module = config_files.load(ROOT / script)
-        if script == "launch/table.py":
+        if script == "benchmarks/table.py":
             monkeypatch.chdir(tmp_path)
             leave_runs(arguments)
         else:
@@ -254,7 +258,7 @@ def test_launch_commands_run_dry(words, tree, tmp_path, monkeypatch, capsys):
 
 
 def leave_runs(arguments):
-    """The finished runs that a command of launch/table.py reads, in this directory."""
+    """Leave here the finished runs that a command of benchmarks/table.py reads."""
     (name,) = [a.partition("=")[2] for a in arguments if a.startswith("--matrix=")]
     for folder in arguments[: [a.startswith("-") for a in arguments].index(True)]:
         matrix = [[0.8, None], [0.4, 0.6]]

@@ -1,6 +1,6 @@
 r"""A table of runs beside the numbers of a paper, as markdown and CSV.
 
-  python launch/table.py runs/er_cifar10 runs/er_ace_cifar10 \
+  python benchmarks/table.py runs/er_cifar10 runs/er_ace_cifar10 \
       --matrix=predict/class_incremental --measure=average_accuracy \
       --paper er_cifar10=26.7 er_ace_cifar10=43.7 --csv=table.csv
 

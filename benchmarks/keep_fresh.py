@@ -1,6 +1,6 @@
 r"""An encoder that is there, taught new images in several ways: its runs, a table.
 
-  python launch/keep_fresh.py --old=tiny_imagenet20.npz --new=pacs64.npz --seeds 0 1 2
+  python benchmarks/keep_fresh.py --old=tiny_imagenet20.npz --new=pacs64.npz
 
 trains the encoder of configs/keep_fresh.py on the images of --old and exports it. Each
 row of ROWS then teaches it those of --new, without labels, by `jaxcl update`, once with
@@ -20,8 +20,6 @@ import shutil
 import subprocess
 import sys
 from typing import NamedTuple
-
-import sweep
 
 from jaxcl import plots
 from jaxcl.data import storage
@@ -186,7 +184,7 @@ def update_folders(options, folder: pathlib.Path) -> list[pathlib.Path]:
 def done(step: Step) -> bool:
     """Whether nothing is left of a step; a run writes its results task by task."""
     if step.ends.name == result_file.RESULTS:
-        return sweep.finished(step.ends.parent)
+        return result_file.complete(step.ends.parent)
     return step.ends.exists()
 
 
