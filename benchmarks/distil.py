@@ -41,45 +41,73 @@ STUDENTS = {
     "half ResNet": {"name": "resnet", "depth": 10, "width": 8},
 }
 TEACHER = {"name": "resnet", "depth": 10, "width": 16}
-WAYS = ("SimCLR", "distilled", "both")
+# Way to train a student -> options of strategy "distil"; without any it has no teacher
+WAYS: dict[str, dict[str, float]] = {
+    "SimCLR": {},
+    "distilled": {"cosine": 1.0},
+    "both": {"cosine": 1.0, "base_weight": 1.0},
+}
+GRID = (0.2, 0.6, 1.8)  # of optimizer.lr
+RATES = {"SimCLR": 0.6, "distilled": 0.6, "both": 0.6}  # the best of --choose, seed 10
 QUIET = {"progress": False, "plots": False, "tensorboard": False}
+QUIET |= {"evaluate_untrained": False, "plasticity": False, "save_every": 0}
 MEASURES = ("k-NN", "linear")
 # Whose queries, whose index, and what is mapped
 SEARCHES = ("own index", "queries mapped to the teacher's", "teacher's index mapped")
 
 
-def read_images(args, domain) -> tuple[np.ndarray, ...]:
-    """Return train images and labels, test images and labels."""
+def read_images(args, domain, seed) -> tuple[np.ndarray, ...]:
+    """Return train images and labels, test images and labels of the students."""
     if args.data:
-        with np.load(args.data) as data:
-            train_x, train_y, test_x, test_y = (
-                data[name] for name in ("train_x", "train_y", "test_x", "test_y")
-            )
-        return train_x[: args.rows], train_y[: args.rows], test_x[:1000], test_y[:1000]
-    data = sources.load("shapes", domains=(domain,), size=args.size)
+        x, y, *test = read_file(args)
+        order = np.random.default_rng(seed).permutation(len(x) - args.teacher_rows)
+        rows = args.teacher_rows + order[: args.rows]
+        return x[rows], y[rows], *test
+    data = sources.load("shapes", domains=(domain,), size=args.size, draw_seed=seed)
     return data.train.images, data.train.label, data.test.images, data.test.label
 
 
-def train_encoder(args, place, domain, network, seed, epochs, **more) -> pathlib.Path:
-    """Train an encoder on the images of a domain; return the folder of its export."""
+def read_teacher_images(args, seed) -> tuple[np.ndarray, np.ndarray]:
+    """Return images and labels that no student sees."""
+    if args.data:
+        x, y, *_ = read_file(args)
+        return x[: args.teacher_rows], y[: args.teacher_rows]
+    options = {"train": args.teacher_rows, "size": args.size, "draw_seed": 1000 + seed}
+    data = sources.load("shapes", domains=DOMAINS[:1], **options)
+    return data.train.images, data.train.label
+
+
+def read_file(args) -> tuple[np.ndarray, ...]:
+    """Read --data."""
+    with np.load(args.data) as data:
+        return tuple(data[x] for x in ("train_x", "train_y", "test_x", "test_y"))
+
+
+def train_encoder(args, place, arrays, network, seed, epochs, options) -> pathlib.Path:
+    """Train an encoder; return the folder of its export.
+
+    Args:
+      arrays: train images; and labels, if the base reads them.
+      options: dotted name in the config -> value.
+    """
     if not (place / "encoder" / encoder_folder.CARD).exists():
         place.mkdir(parents=True, exist_ok=True)
-        images = read_images(args, domain)[0]
-        np.savez(place / "images.npz", train_x=images)
+        names = ("train_x", "train_y")[: len(arrays)]
+        np.savez(place / "images.npz", **dict(zip(names, arrays, strict=True)))
         section = {"name": "npz", "path": str(place / "images.npz")}
         network = dict(network)
         if network["name"] == "resnet":
             network["stem"] = "cifar"
         config = own_images.config(
-            section, encoder=network, teacher=more.get("teacher")
+            section, encoder=network, teacher=options.get("teacher")
         )
-        config.update(seed=seed, epochs=epochs, evaluators={}, **QUIET)
+        config.update(seed=seed, epochs=epochs, **QUIET)
+        config.evaluators = {}
         config.batch_size = 32
         config.method.hidden_dim, config.method.output_dim = 128, 64
         if not args.data:
             config.augment.update(scale=(0.7, 1.0), grayscale=1.0)
-        if more.get("base_weight"):
-            config.method.strategy.base_weight = more["base_weight"]
+        config.update_from_flattened_dict(options)
         finish.run_job(build.build(config, place / "run"), place / "run")
         export.export(str(place / "run"), str(place / "encoder"), force=True)
     return place / "encoder"
@@ -88,7 +116,10 @@ def train_encoder(args, place, domain, network, seed, epochs, **more) -> pathlib
 def find_teacher(args, seed) -> pathlib.Path:
     """Train the teacher of a seed, or find it; return its folder."""
     place = pathlib.Path(args.out, "teacher", f"seed_{seed}")
-    return train_encoder(args, place, "plain", TEACHER, seed, args.teacher_epochs)
+    arrays = read_teacher_images(args, seed)
+    options = {"method.base.name": args.teacher_base}
+    epochs = args.teacher_epochs
+    return train_encoder(args, place, arrays, TEACHER, seed, epochs, options)
 
 
 def embed(folder, images) -> np.ndarray:
@@ -144,35 +175,54 @@ def weigh(folder, images) -> dict[str, float]:
     }
 
 
+def train_student(args, place, domain, student, way, seed, rate=None) -> pathlib.Path:
+    """Train a student in one of `WAYS`; return the folder of its export."""
+    options: dict = {f"method.strategy.{x}": weight for x, weight in WAYS[way].items()}
+    if options:
+        options["teacher"] = str(find_teacher(args, seed))
+    options["optimizer.lr"] = RATES[way] if rate is None else rate
+    arrays = read_images(args, domain, seed)[:1]
+    network, epochs = STUDENTS[student], args.epochs
+    return train_encoder(args, place, arrays, network, seed, epochs, options)
+
+
+def choose_rates(args) -> None:
+    """Print, for each rate, the k-NN accuracy of the first student and domain."""
+    seed, student, domain = args.seeds[0], next(iter(STUDENTS)), DOMAINS[0]
+    x, y, queries, wanted = read_images(args, domain, seed)
+    for way in WAYS:
+        for rate in GRID:
+            place = pathlib.Path(args.out, "rates", f"seed_{seed}", way, str(rate))
+            folder = train_student(args, place, domain, student, way, seed, rate)
+            scores = classify(embed(folder, x), y, embed(folder, queries), wanted)
+            print(f"{way}, rate {rate}: {scores}", flush=True)
+
+
 def measure(args, domain, seed) -> dict[str, dict[str, float]]:
     """Return name of a row -> its measures, of one domain and seed."""
     saved = pathlib.Path(args.out, domain, f"seed_{seed}", "measured.json")
     if saved.exists():
         return json.loads(saved.read_text())
-    x, y, queries, wanted = read_images(args, domain)
+    x, y, queries, wanted = read_images(args, domain, seed)
     teacher = find_teacher(args, seed)
     teacher_rows, teacher_queries = embed(teacher, x), embed(teacher, queries)
-    found = {"teacher": classify(teacher_rows, y, teacher_queries, wanted)}
-    found["teacher"] |= search(
-        teacher_rows, teacher_rows, y, teacher_queries, wanted, seed
-    )
-    found["teacher"] |= weigh(teacher, x)
-    for student, network in STUDENTS.items():
+
+    def describe(folder, rows, queries):
+        scores = classify(rows, y, queries, wanted)
+        scores |= search(rows, teacher_rows, y, queries, wanted, seed)
+        return scores | weigh(folder, x)
+
+    scores = {"teacher": describe(teacher, teacher_rows, teacher_queries)}
+    for student in STUDENTS:
         for way in WAYS:
-            more: dict = {} if way == "SimCLR" else {"teacher": str(teacher)}
-            more |= {"base_weight": 1.0} if way == "both" else {}
             place = saved.parent / student.replace(" ", "_") / way
-            folder = train_encoder(
-                args, place, domain, network, seed, args.epochs, **more
-            )
-            rows, asked = embed(folder, x), embed(folder, queries)
-            one = classify(rows, y, asked, wanted)
-            one |= search(rows, teacher_rows, y, asked, wanted, seed)
-            found[f"{student}, {way}"] = one | weigh(folder, x)
+            folder = train_student(args, place, domain, student, way, seed)
+            one = describe(folder, embed(folder, x), embed(folder, queries))
+            scores[f"{student}, {way}"] = one
             print(domain, seed, student, way, one, flush=True)
     saved.parent.mkdir(parents=True, exist_ok=True)
-    saved.write_text(json.dumps(found))
-    return found
+    saved.write_text(json.dumps(scores))
+    return scores
 
 
 def show(values) -> str:
@@ -198,9 +248,11 @@ def write_table(domain, seeds) -> str:
     return "\n".join(lines)
 
 
-def main(argv=None) -> dict:
+def main(argv=None) -> None:
     """Print the tables after each seed; write them to a page when all are there."""
     args = parser().parse_args(argv)
+    if args.choose:
+        return choose_rates(args)
     domains = DOMAINS[:1] if args.data else DOMAINS
     found: dict[str, list] = {domain: [] for domain in domains}
     for seed in args.seeds:
@@ -214,7 +266,6 @@ def main(argv=None) -> dict:
         before, _, rest = page.read_text().partition(begin)
         after = rest.partition(end)[2]
         page.write_text(f"{before}{begin}\n{text}\n\n{end}{after}")
-    return found
 
 
 def parser() -> argparse.ArgumentParser:
@@ -223,9 +274,12 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     made.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    made.add_argument("--epochs", type=int, default=20, help="of a student")
-    made.add_argument("--teacher-epochs", type=int, default=60)
-    made.add_argument("--size", type=int, default=24, help="pixels of silhouettes")
+    made.add_argument("--choose", action="store_true", help="try the rates of GRID")
+    made.add_argument("--epochs", type=int, default=15, help="of a student")
+    made.add_argument("--teacher-epochs", type=int, default=8)
+    made.add_argument("--teacher-rows", type=int, default=4000, help="its images")
+    made.add_argument("--teacher-base", default="supcon", help="its loss")
+    made.add_argument("--size", type=int, default=16, help="pixels of silhouettes")
     made.add_argument("--data", help=".npz file in place of silhouettes")
     made.add_argument("--rows", type=int, default=2000, help="train images of --data")
     made.add_argument("--out", default="runs/distil", help="folder of all files")

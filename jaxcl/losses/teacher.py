@@ -34,7 +34,7 @@ def smooth_l1(
 ) -> jax.Array:
     """Average the smooth L1 distance to standardised features over rows and elements.
 
-    Feature distillation (Wei et al., arXiv 2205.14141, Section 3). Each row of t is
+    Feature distillation (Wei et al., arXiv 2205.14141). Each row of t is
     first standardised: mean 0 and variance 1 over its elements. With d = |p - t| an
     element counts d^2 / (2 beta) if d is at most beta, else d - beta / 2.
 
@@ -56,7 +56,7 @@ def smooth_l1(
 def rkd_distance(
     p: jax.Array, t: jax.Array, *, mask: jax.Array | None = None
 ) -> jax.Array:
-    """Compare the distances between rows: RKD-D (Park et al., CVPR 2019, Eq. 5 to 7).
+    """Compare the distances between rows: RKD-D (Park et al., CVPR 2019).
 
     The mean over pairs i != j of h(|p_i - p_j| / m_p - |t_i - t_j| / m_t). h is the
     Huber loss with delta 1. m_p and m_t are the mean distances of the pairs.
@@ -87,7 +87,7 @@ def rkd_distance(
 def rkd_angle(
     p: jax.Array, t: jax.Array, *, mask: jax.Array | None = None
 ) -> jax.Array:
-    """Compare the angles of three rows: RKD-A (Park et al., CVPR 2019, Eq. 9 and 10).
+    """Compare the angles of three rows: RKD-A (Park et al., CVPR 2019).
 
     The mean over triples of different rows i, j, k of h(a_ijk(p) - a_ijk(t)). a is the
     cosine of the angle at row j between rows i and k, h the Huber loss with delta 1.

@@ -367,7 +367,7 @@ def teacher_cosine(p, t):
 
 
 def teacher_smooth_l1(p, t, beta=2.0):
-    """Wei et al., Section 3; a row that does not vary stays 0."""
+    """Wei et al.; a row that does not vary stays 0."""
     total = 0.0
     for a, b in zip(p, t, strict=True):
         b = (b - np.mean(b)) / math.sqrt(np.var(b) + 1e-6)
@@ -376,7 +376,7 @@ def teacher_smooth_l1(p, t, beta=2.0):
 
 
 def rkd_distance(p, t):
-    """Park et al., Eq. 5 to 7."""
+    """RKD-D of Park et al."""
     pairs = [(i, j) for i in range(len(p)) for j in range(len(p)) if i != j]
 
     def relative(x):
@@ -388,7 +388,7 @@ def rkd_distance(p, t):
 
 
 def rkd_angle(p, t):
-    """Park et al., Eq. 9 and 10."""
+    """RKD-A of Park et al."""
     triples = [
         (i, j, k)
         for i in range(len(p))
