@@ -40,6 +40,7 @@ STUDENTS = {
     "conv_net": {"name": "conv_net", "width": 16},
     "half ResNet": {"name": "resnet", "depth": 10, "width": 8},
 }
+TEACHER_SEED = 10
 TEACHER = {"name": "resnet", "depth": 10, "width": 16}
 # Way to train a student -> options of strategy "distil"; without any it has no teacher
 WAYS: dict[str, dict[str, float]] = {
@@ -67,12 +68,16 @@ def read_images(args, domain, seed) -> tuple[np.ndarray, ...]:
     return data.train.images, data.train.label, data.test.images, data.test.label
 
 
-def read_teacher_images(args, seed) -> tuple[np.ndarray, np.ndarray]:
+def read_teacher_images(args) -> tuple[np.ndarray, np.ndarray]:
     """Return images and labels that no student sees."""
     if args.data:
         x, y, *_ = read_file(args)
         return x[: args.teacher_rows], y[: args.teacher_rows]
-    options = {"train": args.teacher_rows, "size": args.size, "draw_seed": 1000 + seed}
+    options = {
+        "train": args.teacher_rows,
+        "size": args.size,
+        "draw_seed": 1000 + TEACHER_SEED,
+    }
     data = sources.load("shapes", domains=DOMAINS[:1], **options)
     return data.train.images, data.train.label
 
@@ -113,13 +118,12 @@ def train_encoder(args, place, arrays, network, seed, epochs, options) -> pathli
     return place / "encoder"
 
 
-def find_teacher(args, seed) -> pathlib.Path:
-    """Train the teacher of a seed, or find it; return its folder."""
-    place = pathlib.Path(args.out, "teacher", f"seed_{seed}")
-    arrays = read_teacher_images(args, seed)
+def find_teacher(args) -> pathlib.Path:
+    """Train the teacher of all students, or find it; return its folder."""
+    place = pathlib.Path(args.out, "teacher", f"seed_{TEACHER_SEED}")
+    arrays, epochs = read_teacher_images(args), args.teacher_epochs
     options = {"method.base.name": args.teacher_base}
-    epochs = args.teacher_epochs
-    return train_encoder(args, place, arrays, TEACHER, seed, epochs, options)
+    return train_encoder(args, place, arrays, TEACHER, TEACHER_SEED, epochs, options)
 
 
 def embed(folder, images) -> np.ndarray:
@@ -179,7 +183,7 @@ def train_student(args, place, domain, student, way, seed, rate=None) -> pathlib
     """Train a student in one of `WAYS`; return the folder of its export."""
     options: dict = {f"method.strategy.{x}": weight for x, weight in WAYS[way].items()}
     if options:
-        options["teacher"] = str(find_teacher(args, seed))
+        options["teacher"] = str(find_teacher(args))
     options["optimizer.lr"] = RATES[way] if rate is None else rate
     arrays = read_images(args, domain, seed)[:1]
     network, epochs = STUDENTS[student], args.epochs
@@ -204,7 +208,7 @@ def measure(args, domain, seed) -> dict[str, dict[str, float]]:
     if saved.exists():
         return json.loads(saved.read_text())
     x, y, queries, wanted = read_images(args, domain, seed)
-    teacher = find_teacher(args, seed)
+    teacher = find_teacher(args)
     teacher_rows, teacher_queries = embed(teacher, x), embed(teacher, queries)
 
     def describe(folder, rows, queries):
