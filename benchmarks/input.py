@@ -140,7 +140,7 @@ def read_set(args, folder: pathlib.Path, decoder: str):
     where = {"path": str(folder / "images"), "decoder": decoder, "test": 0.0}
     examples = sources.load("image_folder", **where).train
     # A set as small as this would stay in memory after the first epoch.
-    examples = examples._replace(load=examples.load._replace(memory=None))
+    examples = examples._replace(load=examples.load._replace(cache=None))
     return examples, prefetch.RandomCrop(SIZE, decoder=decoder)
 
 

@@ -27,7 +27,11 @@ def parser() -> argparse.ArgumentParser:
     """Make the command line."""
     made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = made.add_argument
-    add("configs", nargs="+", help="of `jaxcl list configs`; all of images, or graphs")
+    add(
+        "configs",
+        nargs="+",
+        help="names of `jaxcl list configs`; all of images, or graphs",
+    )
     add("--graphs", help="a file or folder of graphs, for configs of graphs")
     add("--rows", type=int, default=2000, help="train images of all tasks")
     add("--classes", type=int, default=10)
@@ -51,9 +55,8 @@ def make_job(args, config: str, directory: str) -> job.Job:
     with made.unlocked(), made.ignore_type():
         made.evaluators, made.scenario.evaluation = {}, "none"
         made.devices, made.save_every, made.eval_every = 1, 0, 0
-        made.plots = made.tensorboard = made.plasticity = made.evaluate_untrained = (
-            False
-        )
+        made.plots = made.tensorboard = False
+        made.plasticity = made.evaluate_untrained = False
         made.patience = made.eval_epochs = 0
         # Enough steps for all windows, whatever the number of tasks.
         made.epochs = 10_000
@@ -61,7 +64,7 @@ def make_job(args, config: str, directory: str) -> job.Job:
         if args.batch:
             made.batch_size = args.batch
         if args.graphs:
-            made.data = {"name": "graphs", "path": args.graphs}
+            made.data.path = args.graphs
         elif made.data.name != "rings_and_trees":
             made.data = {"name": "npz", "path": write_images(args, directory)}
             made.augment.size = args.size

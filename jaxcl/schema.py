@@ -99,7 +99,7 @@ Layers = Annotated[int, Range(0, 1000)]
 Pixels = Annotated[int, Range(1, 2**14)]
 
 
-NONE = inspect.Parameter.empty  # no default, or no value
+MISSING = inspect.Parameter.empty  # no default, or no value
 
 
 class Option(NamedTuple):
@@ -108,11 +108,11 @@ class Option(NamedTuple):
     path: str  # "config.method.temperature"; of a signature its name
     function: Callable | None  # whose argument it is; None: there is no such option
     annotation: Any
-    default: Any  # NONE: it has none
+    default: Any  # MISSING: it has none
     keyword: bool = True  # keyword-only, so that a config may set it
-    value: Any = NONE  # what is set, else the default; NONE: neither
+    value: Any = MISSING  # what is set, else the default; MISSING: neither
     asked: bool = False  # whether the config sets it
-    stands_for: Any = NONE  # the value, or what None or "auto" means here
+    stands_for: Any = MISSING  # the value, or what None or "auto" means here
     meaning: str = ""  # of what the function does not take; else its docstring has it
 
     @property
@@ -162,8 +162,8 @@ def adapt(function: Callable, hidden: tuple[str, ...] = (), **defaults) -> Calla
 def _annotation_of(parameter):
     """Return the annotation; without one, the type of the default."""
     annotation, default = parameter.annotation, parameter.default
-    if annotation is NONE or isinstance(annotation, str):
-        return Any if default in (None, NONE) else type(default)
+    if annotation is MISSING or isinstance(annotation, str):
+        return Any if default in (None, MISSING) else type(default)
     return annotation
 
 
@@ -211,7 +211,7 @@ def nest_options(function: Callable, section: Mapping[str, Any], field: str) -> 
 
     A plain string becomes {"name": string}. Configs once had the options of inner
     sections beside their names: such options move into the sections that take them. An
-    option that is `NONE`, or None and of another function, counts as not set: so a
+    option that is `MISSING`, or None and of another function, counts as not set: so a
     config may have values for several names.
 
     Args:
@@ -241,7 +241,7 @@ def nest_options(function: Callable, section: Mapping[str, Any], field: str) -> 
 
     def is_set(name, key, value):
         others = value is None and key not in taken[name]
-        return value is not NONE and not (others and _list_takers(rules, key))
+        return value is not MISSING and not (others and _list_takers(rules, key))
 
     return rest | {
         name: {key: value for key, value in section.items() if is_set(name, key, value)}
@@ -281,7 +281,7 @@ def read_options(
     by_name = {**beside, **by_name}
     for name in section:
         if name not in by_name:
-            by_name[name] = Option(name, None, Any, NONE)
+            by_name[name] = Option(name, None, Any, MISSING)
     settings = []
     for name, option in by_name.items():
         value, asked = section.get(name, option.default), name in section
@@ -414,8 +414,8 @@ def check_value(value, annotation, field: str, option: Option | None = None) -> 
             if mixed and plain is Literal and value not in inner:
                 break
             return _check_kind(value, kind, field)
-    default = option.default if option else NONE
-    text = "" if default is NONE else f"; default {default!r}"
+    default = option.default if option else MISSING
+    text = "" if default is MISSING else f"; default {default!r}"
     raise Refused(f"{field}={value!r}: must be {allowed(annotation)}{text}")
 
 
@@ -523,7 +523,7 @@ def options(
             takers += _list_takers(rules, option.name)
             _refuse_unknown(option, names, takers, field)
     for option in options:
-        if option.value is NONE:
+        if option.value is MISSING:
             raise Refused(f"{option.path}: missing, and it has no default")
     asked = {option.name: option.value for option in options if option.asked}
     return asked | read_choices(function, asked, field)
@@ -566,4 +566,4 @@ def _refuse_unknown(option, names, takers, field):
 def defaults(function: Callable | tuple[Callable, ...]) -> dict:
     """Return the defaults of all options that have one."""
     options = option_of(function).items()
-    return {name: x.default for name, x in options if x.default is not NONE}
+    return {name: x.default for name, x in options if x.default is not MISSING}

@@ -13,7 +13,7 @@ from jaxcl import schema
 from jaxcl.data import sources
 from jaxcl.memory import queue as queue_lib
 from jaxcl.methods import two_view
-from jaxcl.methods.two_view import bases, strategies
+from jaxcl.methods.two_view import bases, step, strategies
 from jaxcl.methods.two_view.bases import dino
 from jaxcl.run import job
 
@@ -70,7 +70,7 @@ def value(base, strategy, options, features=FEATURES):
     spec = bases.make_base({"name": base} | taken(bases.find_make(base), given))
     make = strategies.find_make(strategy)
     plan = strategies.make_strategy({"name": strategy} | taken(make, given))
-    return plan.compute_loss(spec, losses.for_library(base, features))
+    return step.compute_loss(spec, plan, losses.for_library(base, features))
 
 
 def check(ours, twin):
@@ -139,7 +139,7 @@ def test_a_strategy_is_its_equation(base):
 )
 def test_defaults_are_the_papers(base, expected):
     spec, options = bases.make_base(base), schema.defaults(bases.find_make(base))
-    end = spec.momentum and spec.momentum.end
+    end = spec.momentum and spec.momentum[1]
     negative_weight = spec.negative_weight if spec.distance else None
     found = (options.get("temperature"), spec.weight, negative_weight, end)
     assert found == expected
@@ -166,11 +166,11 @@ def test_config_values_replace_defaults(tmp_path):
     assert made.base.momentum == (0.99, 0.5)
     made = setup(tmp_path / "f", method__base="dino")
     assert made.base.momentum == (0.996, 1.0)
-    assert made.networks.own == ("prototypes",)
+    assert made.base_params == ("prototypes",)
     params = made.base.init_params(jax.random.key(0), 8)
     assert params["prototypes"].shape == (12, 8)
     made = setup(tmp_path / "e", method__base="barlow_twins", method__hidden_layers=0)
-    assert made.networks.copied.nets["projector"].features == (8,)
+    assert made.copied.nets["projector"].features == (8,)
 
 
 @pytest.mark.parametrize(

@@ -139,11 +139,11 @@ def test_without_distillation_there_is_no_teacher():
     state = in_task()
     new = check(method, state, nce, toy.LR)
     toy.check_teacher_is_not_read(method, state, INCOMING, new)
-    # A pass of three, outside of any branch.
+    # Three of a pass, four of both relations, outside of any branch.
     with_one, without = (
-        toy.convolutions(m, state, INCOMING) for m in (IN_FULL, method)
+        toy.count_products(m, state, INCOMING) for m in (IN_FULL, method)
     )
-    assert with_one == without + 3
+    assert with_one == without + 7
 
 
 def test_the_rate_of_prototypes_follows_the_schedule_and_not_the_network():

@@ -12,6 +12,7 @@ from helpers import foreign_weights, pages, processes
 from jaxcl.run import updates
 
 ROOT = pathlib.Path(__file__).parents[1]
+RECIPES = (ROOT / "docs" / "recipes.md").read_text()
 PAGE = (ROOT / "docs" / "updating.md").read_text()
 # A small encoder of random weights, and less training; it is accepted whatever it is.
 SMALL = {
@@ -23,10 +24,12 @@ SMALL = {
 
 
 def section():
-    """The commands of "Continue pretraining", and its code."""
+    """The commands of "Continue pretraining", and the recipe's code of an index."""
     (text,) = re.findall(r"^## Continue pretraining\n(.*?)^## ", PAGE, re.M | re.S)
-    commands, (code,) = pages.blocks(text, "")[0], pages.blocks(text, "python")
+    commands = pages.blocks(text, "")[0]
     lines = re.sub(r"\\\n\s*", " ", commands).strip().splitlines()
+    (recipe,) = re.findall(r"^## 4\. Search.*?(?=^## )", RECIPES, re.M | re.S)
+    (code,) = pages.blocks(recipe, "python")
     return [shlex.split(line) for line in lines], code
 
 
@@ -47,16 +50,18 @@ def test_a_file_of_weights_becomes_an_index(tmp_path):
     theirs, _ = foreign_weights.make("dinov2-plain")
     foreign_weights.write(source, theirs)
     write_images(tmp_path / "new_images", 40, 1)
-    write_images(tmp_path / "labelled_images", 40, 2)
-    for words in [*commands, ["python", "-c", code]]:
-        if words[0] == "jaxcl":
-            words = ["python", "-m", *words, *SMALL.get(words[1], [])]
-        processes.run(words[1:], tmp_path)
+    write_images(tmp_path / "labelled_images", 800, 2)
+    for words in commands:
+        processes.run(["-m", *words, *SMALL.get(words[1], [])], tmp_path)
+    for name, place in (("encoder", "encoders/mine"), ("my_images", "new_images")):
+        assert code.count(f'"{name}"') == 1
+        code = code.replace(f'"{name}"', f'"{place}"')
+    processes.run(["-c", code], tmp_path)
     report = updates.read_report(tmp_path / "encoders" / "start" / "updates" / "0001")
     # The first share that is tried keeps such a limit.
     assert report["average"]["share"] == 1.0 and set(report["average"]["tried"]) == {
         "1.0"
     }
-    index = np.load(tmp_path / "index.npy")
+    index = np.load(tmp_path / "rows.npy")
     np.testing.assert_allclose(np.linalg.norm(index, axis=1), 1, rtol=1e-5)
     assert index.shape == (40, 16)

@@ -410,7 +410,7 @@ def test_the_readme_snippet_runs(changes, capsys, tmp_path, monkeypatch):
     if not changes:  # the text says 73.8 %, 88.3 % and accepted
         reached = re.search(r"knn/class_incremental ([\d.]+) % \(untrained", printed)
         assert float(reached[1]) > 60
-        before, after = re.search(r": ([\d.]+) % before, ([\d.]+) %", printed).groups()
+        before, after = re.search(r": ([\d.]+) -> ([\d.]+) %, ", printed).groups()
         assert float(after) > float(before) + 10 and "Accepted" in printed
 
 

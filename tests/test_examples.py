@@ -17,7 +17,7 @@ from helpers import config_files, processes, toy, twins
 from jaxcl import lookup
 from jaxcl.config import build
 from jaxcl.memory import buffer as buffer_lib
-from jaxcl.methods.two_view import records
+from jaxcl.methods.two_view import records, step
 from jaxcl.methods.two_view.strategies import pnr
 from jaxcl.run import train
 from jaxcl.weights import export
@@ -134,7 +134,7 @@ def test_the_loss_is_its_equation(options):
 def test_the_base_and_the_strategy_are_their_equations():
     z, p, f = np.random.default_rng(1).normal(size=(3, 6, 2, 4))
     features = records.Features(*map(jnp.asarray, (z, np.zeros(6))), p=p, f=f)
-    terms = records.PnrTerms(weight=0.5, negative_weight=0.25)
+    plan = pnr.make(weight=0.5, negative_weight=0.25)
     base = example("my_base").make()
     strategy = example("my_strategy").make(weight=0.5)
     alone = align_uniform(z[:, 0], z[:, 1])
@@ -145,8 +145,11 @@ def test_the_base_and_the_strategy_are_their_equations():
     for got, want in (
         (base.loss(features), alone),
         (base.distil(features), near),
-        (pnr.compute_loss(base, features, terms), alone + 0.5 * near - 0.25 * far),
-        (strategy.compute_loss(base, features), alone + 0.5 * np.mean((z - f) ** 2)),
+        (plan.loss(base, features), alone + 0.5 * near - 0.25 * far),
+        (
+            step.compute_loss(base, strategy, features),
+            alone + 0.5 * np.mean((z - f) ** 2),
+        ),
     ):
         np.testing.assert_allclose(got, want, rtol=1e-5)
 

@@ -117,7 +117,7 @@ def test_the_page_runs_and_leaves_what_it_names(tmp_path):
     update = updates.read_report(mine / "updates" / "0001")
     assert update["accepted"]
     (told,) = (text for text in printed if "Search index: " in text)
-    assert "% before" in told and "Accepted" in told
+    assert re.search(r"[\d.]+ -> [\d.]+ %, ", told) and "Accepted" in told
     card = json.loads((tmp_path / "exports" / "mine" / "card.json").read_text())
     assert card["checkpoint"]["run"].startswith("sha256:")  # no path of this machine
     assert card["input"]["size"] == 24 and card["input"]["channels"] == 3

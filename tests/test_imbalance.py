@@ -8,6 +8,7 @@ import pytest
 from helpers import small_sets, toy
 from jaxcl.config import build
 from jaxcl.data import imbalance, scenarios, stream
+from jaxcl.run import train
 
 
 def uneven(sizes=(30, 4, 50, 16), domains=1):
@@ -254,6 +255,7 @@ def test_a_run_trains_on_the_stream_and_remembers_it(tmp_path):
     for plan, number in zip(plans, (3, 8), strict=True):
         share = (label[np.stack([plan[step] for step in range(7)])] == number).mean()
         assert abs(share - 0.75) < 5 * np.sqrt(0.75 * 0.25 / (7 * 48))
+    train.run_tasks(job, tmp_path)  # a run without a step would give way
     scenario["imbalance"]["rho_max"] = 0.5
     with pytest.raises(ValueError, match=r"scenario\.imbalance\.rho_max"):
         build.build(toy.config(scenario=scenario), tmp_path)

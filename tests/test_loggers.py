@@ -38,8 +38,7 @@ def log(recorder, first, last):
 
 
 def open_recorder(path, makes, **options):
-    quiet = {"tensorboard": False, "progress": False}
-    return record.Recorder(path, loggers=makes, **quiet, **options)
+    return record.Recorder(path, loggers=makes, progress=False, **options)
 
 
 def test_a_logger_of_the_users_own(tmp_path, monkeypatch):

@@ -273,8 +273,7 @@ def step(state, key, rows, mask):
     items, exists, slots = buffer.sample(state, k_draw, 3)
     loss = jnp.sum(items["image"].astype(jnp.float32).mean((1, 2)) * exists)
     into = policies.reservoir(state, k_write, mask)
-    into = buffer.order_after(into, items)
-    return buffer.write(state, into, rows, mask), (loss, slots)
+    return buffer.write(state, into, rows, mask, after=items), (loss, slots)
 
 
 def batches(capacity, size=16):

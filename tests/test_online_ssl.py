@@ -607,7 +607,7 @@ def test_rows_are_replayed_once_more_are_stored_than_a_draw_has():
     rows = {"image": jnp.arange(1, 5, dtype=jnp.uint8).reshape(4, 1, 1, 1)}
     (keys,) = stream.split_keys(jax.random.key(0), 1)
     setup = types.SimpleNamespace(
-        stream=records.Stream(size=2),
+        size=2,
         parts=types.SimpleNamespace(augment=augment),
         strategy=records.Strategy(),
     )

@@ -29,7 +29,7 @@ def test_every_option_of_every_config_has_a_value(name):
     def check(function, section, *without):
         for name, option in schema.option_of(function).items():
             if name not in ("dtype", "epochs", *without):
-                assert name in section or option.default is schema.NONE, name
+                assert name in section or option.default is schema.MISSING, name
 
     check(sections.TopLevel, values, *(set(values) & {"method", "encoder"}))
     check(sources.SOURCES[raw["data"]["name"]], values["data"])

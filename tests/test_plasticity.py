@@ -57,7 +57,6 @@ def test_each_task_is_a_run_of_its_own(tmp_path, monkeypatch):
         work,
         evaluators={"knn": lambda state, task: judged.append((state, task))},
         start="another run",
-        tensorboard=True,
         loggers=("one",),
     )
     evaluation = work.evaluation._replace(single_tasks=lambda asked: single)
@@ -68,7 +67,7 @@ def test_each_task_is_a_run_of_its_own(tmp_path, monkeypatch):
         (task,) = only.stream.tasks
         only.evaluation.evaluators["knn"]("state", 0)
         quiet = only.logging
-        assert not (quiet.tensorboard or quiet.loggers or quiet.progress)
+        assert not (quiet.loggers or quiet.progress)
         assert quiet.quiet and only.loop.start is None and task.index == 0
         runs.append((place.name, task.classes.tolist(), step, stop))
         return {"matrices": {"knn/x": [[0.1, 0.2, 0.3]], "knn/y": [[0.4, 0.5, 0.6]]}}

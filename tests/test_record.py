@@ -18,8 +18,9 @@ from jaxcl import plots
 from jaxcl.data import storage
 from jaxcl.run import finish, log_file, metrics_log, progress_bar, record, result_file
 from jaxcl.run import terminal as terminal_lib
+from jaxcl.run.loggers import tensorboard
 
-QUIET = {"tensorboard": False, "progress": False}
+QUIET = {"progress": False}
 AWKWARD = np.array(
     [0.1, 1 / 3, -0.0, 1e-45, 1.1754944e-38, 3.4028235e38, 16777216.0, 1.0000001],
     np.float32,
@@ -168,7 +169,7 @@ def scalars(workdir):
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path, lost):
-    first = record.Recorder(tmp_path, progress=False)
+    first = record.Recorder(tmp_path, loggers=[tensorboard.make], **QUIET)
     log_steps(first, 1, 4)
     first.log(
         4, 0, eval={"knn": [0.5, np.nan, 0.25]}, time={"evaluation": {"knn": 2.0}}
@@ -180,7 +181,7 @@ def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path, lost):
         path.rename(path.with_name("events.out.tfevents.0000000001.host"))
         if lost:  # a crash may also lose events from before the checkpoint
             path.with_name("events.out.tfevents.0000000001.host").unlink()
-    second = record.Recorder(tmp_path, rows=mark, progress=False)
+    second = record.Recorder(tmp_path, rows=mark, loggers=[tensorboard.make], **QUIET)
     log_steps(second, 5, 6)
     second.close()
     unix = [r["time"]["unix"] for r in log_file.read_rows(tmp_path)]
@@ -203,8 +204,7 @@ def progress(tmp_path, monkeypatch, seconds=2.0, **options):
     """Ten steps, one each `seconds`; the second task begins at step 6."""
     clock = types.SimpleNamespace(monotonic=lambda: clock.now, time=lambda: 0.0, now=0)
     monkeypatch.setattr(progress_bar, "time", clock)
-    options = {"tensorboard": False, "num_tasks": 2, **options}
-    recorder = record.Recorder(tmp_path, **options)
+    recorder = record.Recorder(tmp_path, **{"num_tasks": 2, **options})
     for step in range(1, 11):
         clock.now = seconds * step
         speed = {} if step < 3 else {"images_per_second": 256.4}

@@ -211,7 +211,7 @@ NESTED = {"base": {"name": "byol", "momentum_end": 0.5}, "strategy": {"name": "p
         {"base": "byol", "strategy": "pnr", "momentum_end": 0.5, "queue_size": None},
         # A flag's option stands beside the section that the config has.
         NESTED | {"base": {"name": "byol", "momentum_end": 0.1}, "momentum_end": 0.5},
-        NESTED | {"base": NESTED["base"] | {"queue_size": schema.NONE}},
+        NESTED | {"base": NESTED["base"] | {"queue_size": schema.MISSING}},
     ],
 )
 def test_an_option_of_a_base_is_in_the_section_of_the_base(section):

@@ -55,6 +55,12 @@ def replay(policy="reservoir", capacity=12, *, split=True):
     return core.Replay(capacity, policy, sharded=split)
 
 
+def write(memory, slots, items, mask=None):
+    """Write to given slots, as a policy that chose them."""
+    policy = policies.Policy(lambda buffer, state, *_: (slots, state))
+    return sharded.store_rows(policy, memory, {}, jax.random.key(0), items, mask)[0]
+
+
 def step(asked, k, state, kept, keys, items, mask):
     """What a method does, from the functions of a memory."""
     k_draw, k_write = keys
@@ -62,8 +68,10 @@ def step(asked, k, state, kept, keys, items, mask):
     drawn = sharded.sample(state, k_draw, k, log_weights=weights)
     backwards, policy = drawn[0]["label"], sharded.find_policy(asked)
     repeated = sharded.on_each_device(asked, lambda label: label[::-1], backwards)
-    slots, kept = policy.choose(state, kept, k_write, items, mask)
-    state = sharded.write_rows(state, buffer.order_after(slots, drawn), items, mask)
+    slots, _ = policy.choose(state, kept, k_write, items, mask)
+    state, kept = sharded.store_rows(
+        policy, state, kept, k_write, items, mask, after=drawn
+    )
     return state, kept, (drawn, slots, repeated)
 
 
@@ -133,7 +141,7 @@ def test_each_device_draws_by_a_key_of_its_own():
     @jax.jit
     def draw(key):
         memory = sharded.create(np.zeros((), np.int32), asked)
-        memory = sharded.write_rows(memory, numbers % 8, numbers)
+        memory = write(memory, numbers % 8, numbers)
         kept, mask = sharded.ShardedPolicyState({}), jnp.ones(16, bool)
         slots, _ = sharded.find_policy(asked).choose(memory, kept, key, numbers, mask)
         return slots, sharded.sample(memory, key, 8)[2]
@@ -153,9 +161,8 @@ def test_every_row_is_kept_and_drawn_with_the_same_probability():
     def one(key):
         state = sharded.create(np.zeros((), np.int32), replay(capacity=capacity))
         for turn, numbers in enumerate(batches):
-            use, mask = jax.random.fold_in(key, turn), np.ones(8, bool)
-            slots, _ = policy.choose(state, none, use, numbers, mask)
-            state = sharded.write_rows(state, slots, numbers)
+            use = jax.random.fold_in(key, turn)
+            state, _ = sharded.store_rows(policy, state, none, use, numbers)
         return state.items, sharded.sample(state, jax.random.fold_in(key, 99), k)[0]
 
     with sharding.use_mesh(sharding.mesh(n)):
@@ -181,7 +188,7 @@ def test_a_share_with_few_rows_is_masked_at_its_end():
     slots = jnp.array([0, 1, 2, 0, 3, 4, 0, 0], jnp.int32)  # 4: nowhere
     with sharding.use_mesh(sharding.mesh(4)):
         state = sharded.create(np.zeros((), np.int32), replay(capacity=16))
-        state = sharded.write_rows(state, slots, numbers, mask)
+        state = write(state, slots, numbers, mask)
         items, there, slots = sharded.sample(state, jax.random.key(0), 8)
     assert state.items.tolist() == [1, 0, 0, 0, 4, 0, 3, 0, 0, 0, 0, 5, 8, 0, 0, 0]
     assert state.filled.tolist() == [x > 0 for x in state.items.tolist()]
@@ -203,9 +210,8 @@ def test_nothing_moves_between_devices():
         policy = sharded.find_policy(replay(name))
 
         def act(state, kept, key, items, mask, policy=policy):
-            slots, kept = policy.choose(state, kept, key, items, mask)
             drawn = sharded.sample(state, key, 16)
-            return sharded.write_rows(state, slots, items, mask), kept, drawn
+            return *sharded.store_rows(policy, state, kept, key, items, mask), drawn
 
         with sharding.use_mesh(mesh):
             state = sharded.create(EXAMPLE, replay(capacity=64))

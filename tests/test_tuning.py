@@ -270,7 +270,7 @@ def test_a_begun_encoder_teaches_in_the_first_task(
         def loss(spec, features):
             x = two_view_losses.of_library(features)
             jax.debug.callback(lambda x: read.update(x=x), x)
-            return plan.loss(spec, features)
+            return plan.compute_loss(spec, features)
 
         return plan._replace(loss=loss)
 

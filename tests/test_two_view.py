@@ -317,7 +317,7 @@ class Twin:
         of_nets = self.params, self.stats
         h, after, back_encoder = run(COPIED[:1], *of_nets, images, groups=2)
         rows, more, back_projector = run(COPIED[1:], *of_nets, h, groups=2)
-        outputs = {"z": rows} | ({"h": h} if self.plan.features else {})
+        outputs = {"z": rows} | ({"h": h} if "h" in self.plan.reads else {})
         heads = ["predictor"] * bool(self.spec.predictor_hidden_dim)
         heads += ["distiller"] * bool(self.plan.distiller_hidden_dim)
         found, own, back_heads = dense_net.apply_heads(
@@ -476,7 +476,7 @@ class Twin:
                     train=self.options.get("frozen_bn") == "batch",
                     smooth=self.smooth,
                 )
-            frozen |= passed if self.plan.features else {"f": passed["f"]}
+            frozen |= passed if "h" in self.plan.reads else {"f": passed["f"]}
         local = None
         if self.local:
             local = local_of(np.float64(images)).reshape(L * B, -1)
@@ -865,8 +865,8 @@ def test_the_anchor_moves_to_the_weights_after_each_task():
     + [(1, 0, 0.5, 0.5), (2, 0.1, 0.5, 0.5)],
 )
 def test_targets_warm_up_in_the_first_task_alone(task, progress, share, expected):
-    moment = records.Moment(None, task, progress)
-    assert dino.warm_temperature(moment, 0.2, 0.5, share) == pytest.approx(expected)
+    temperature = dino.warm_temperature(task, progress, 0.2, 0.5, share)
+    assert temperature == pytest.approx(expected)
 
 
 def same(one, other) -> bool:
@@ -947,11 +947,10 @@ def test_the_end_of_a_warm_up_renews_optimiser_and_teacher_once(pretrained):
         head_steps=3,
         parts=types.SimpleNamespace(tx=tx, starts_pretrained=pretrained),
         strategy=types.SimpleNamespace(teacher="running"),
-        networks=types.SimpleNamespace(
-            copied=types.SimpleNamespace(nets=dict.fromkeys(params)), own=()
-        ),
+        copied=types.SimpleNamespace(nets=dict.fromkeys(params)),
+        base_params=(),
     )
-    extra = two_view_step.Extra({}, {}, blank, blank, None, None)
+    extra = records.Extra({}, {}, blank, blank, None, None)
     state = core.new_state(jax.random.key(0), params, params, tx, extra)
     for step in (2, 3, 4):
         begun = state.replace(step=jnp.int32(step), opt_state=moved)

@@ -198,7 +198,7 @@ def test_a_run_asks_its_method(name, tmp_path, monkeypatch):
     @functools.wraps(real)
     def make(parts, **options):
         def replayed(state):
-            asked.append(options.get("strategy"))
+            asked.append(options.get("strategy", {}).get("name"))
             return jnp.stack([state.task - 1, 0 * state.task - 1])
 
         return real(parts, **options)._replace(replayed=replayed)

@@ -74,7 +74,7 @@ def time_steps(folder: str | os.PathLike) -> str:
     recipe.change(config, changes | {"evaluators": {"knn": {"k": 5}}})
     work = build.build(config, folder)
     assert isinstance(work, job.Job)  # of one seed
-    quiet = work.logging._replace(quiet=True, tensorboard=False)
+    quiet = work.logging._replace(quiet=True, loggers=())
     results = train.run_tasks(work._replace(logging=quiet), folder)
     losses = [row["loss"] for row in log_file.read_rows(folder) if "loss" in row]
     accuracy = results["matrices"]["knn/class_incremental"][0][0]

@@ -160,14 +160,14 @@ def _format_option(path, section, width) -> str:
     function: Any = section[0].option.function
     lines = [f"{path}   ({function.__module__}.{function.__qualname__})"]
     for option, origin, meaning in section:
-        unset = option.value is schema.NONE
+        unset = option.value is schema.MISSING
         value = "" if unset else f" = {option.value!r}  [{origin}]"
         if option.stands_for != option.value:
             value += f", here {option.stands_for!r}"
         phrases = [meaning] if meaning else []
         if option.annotation:
             phrases.append(f"must be {schema.allowed(option.annotation)}")
-        if option.asked and option.default not in (schema.NONE, option.value):
+        if option.asked and option.default not in (schema.MISSING, option.value):
             phrases.append(f"default {option.default!r}")
         words = textwrap.wrap("; ".join(phrases), max(width, 60) - 6)
         lines += [f"  {option.name}{value}", *(f"{'':6}{line}" for line in words)]

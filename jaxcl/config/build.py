@@ -11,8 +11,7 @@ import numpy as np
 from etils import epath
 
 from jaxcl import numerics, sharding
-from jaxcl.config import checks, jobs, resolve, run_config, sections, teacher
-from jaxcl.config import options as options_lib
+from jaxcl.config import checks, jobs, options, resolve, run_config, sections, teacher
 from jaxcl.data import identity, stream
 from jaxcl.errors import Refused
 from jaxcl.evals import embedding
@@ -44,7 +43,7 @@ def build(
         return _build_seeds(raw, workdir)
     with agreement.failing_together():
         raw = resolve.resolve(raw, workdir)
-        plain, top = options_lib.to_json(raw, "config"), sections.read_top(raw)
+        plain, top = options.to_json(raw, "config"), sections.read_top(raw)
         compile_cache.use_cache(top.compile_cache)
         run_config.clear_unstarted(workdir, plain, run_config.NOTED)
         # Below again, when the choices of the machine are known
@@ -91,9 +90,9 @@ def _list_options(plain, made) -> dict:
     """Return every option with its value, and JAX's flags."""
     flags = {run_config.FLAGS: numerics.run_flags()}
     if isinstance(made, transfer.Transfer):
-        return options_lib.values(plain) | flags
+        return options.values(plain) | flags
     own = {"devices": made.mesh.size, "steps_per_call": made.loop.steps_per_call}
-    return options_lib.values(plain, made.loop.replay) | own | flags
+    return options.values(plain, made.loop.replay) | own | flags
 
 
 def _build_seeds(raw, workdir) -> seeds.SeedRuns:
@@ -102,7 +101,7 @@ def _build_seeds(raw, workdir) -> seeds.SeedRuns:
         raise Refused("config.seeds: a checkpoint is evaluated once; must be 1")
     whole = resolve.resolve(raw, workdir)
     raw = sections.nest_method(resolve.fill_precision(raw, workdir))
-    top, plain = sections.read_top(whole), options_lib.to_json(raw, "config")
+    top, plain = sections.read_top(whole), options.to_json(raw, "config")
     run_config.check_config(workdir, plain)
 
     @functools.lru_cache(maxsize=1)  # the first is asked for again
@@ -116,7 +115,7 @@ def _build_seeds(raw, workdir) -> seeds.SeedRuns:
 
     first = make(top.seed)
     own = {"seed": top.seed, "seeds": top.seeds}
-    every_option = _list_options(options_lib.to_json(whole, "config"), first) | own
+    every_option = _list_options(options.to_json(whole, "config"), first) | own
     run_config.write_or_check(workdir, plain, every_option)
     chosen = tuple(range(top.seed, top.seed + top.seeds))
     return seeds.SeedRuns(chosen, make)
@@ -147,7 +146,7 @@ def plan_job(
     off = dict(evaluators={}, plasticity=False, start=None, loggers="")
     off |= {"steps_per_call": 1} if one_step else {}
     top = dataclasses.replace(sections.read_top(raw), **off)
-    plain = options_lib.to_json(raw, "config")
+    plain = options.to_json(raw, "config")
     return job.trace_step(jobs.make_job(top, plain, None, stand_in))
 
 

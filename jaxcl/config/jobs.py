@@ -234,8 +234,7 @@ def _single_task_runs(
 def _read_logging(top: sections.TopLevel) -> job.Logging:
     return job.Logging(
         every=top.log_every,
-        tensorboard=top.tensorboard,
-        loggers=loggers.makers(top.loggers),
+        loggers=loggers.makers("tensorboard," * top.tensorboard + top.loggers),
         progress=top.progress,
         plots=top.plots,
     )

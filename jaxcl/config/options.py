@@ -63,7 +63,7 @@ def _iterate_section(
     without = {*inner, *rule.hidden}
     options = schema.read_options(function, flat, path, without, beside)
     of_function = [x for x in options if x.function and x.name not in beside]
-    known = {x.name: x.value for x in of_function if x.value is not schema.NONE}
+    known = {x.name: x.value for x in of_function if x.value is not schema.MISSING}
     filled = {}
     with contextlib.suppress(ValueError, TypeError, KeyError):  # `build` refuses them
         dependent = _find_dependent(path, function, known, raw, replay)
@@ -109,7 +109,7 @@ def values(raw: Mapping[str, Any], replay: core.Replay | None = None) -> dict:
     whole: dict = {"replay": None, "tuning": None, "mesh": None}
     for option in iterate_options(raw, replay):
         _, *path, name = option.path.split(".")
-        if option.stands_for is not schema.NONE:
+        if option.stands_for is not schema.MISSING:
             _section_at(whole, path)[name] = to_json(option.stands_for)
     if replay is not None:
         whole["replay"] = to_json(replay._asdict())
@@ -176,8 +176,10 @@ def differences(old: Mapping, new: Mapping) -> list[str]:
     old, new = flatten(old), flatten(new)
     found = []
     for path in sorted({**old, **new}):
-        pair = old.get(path, schema.NONE), new.get(path, schema.NONE)
+        pair = old.get(path, schema.MISSING), new.get(path, schema.MISSING)
         if pair[0] != pair[1]:
-            said = ("absent" if value is schema.NONE else repr(value) for value in pair)
+            said = (
+                "absent" if value is schema.MISSING else repr(value) for value in pair
+            )
             found.append(f"{path}: {' -> '.join(said)}")
     return found

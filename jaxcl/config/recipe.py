@@ -113,7 +113,7 @@ def set_by_name(section: config_dict.ConfigDict, table: Mapping[str, Mapping]) -
     name = section.get_ref("name")
     for option in dict.fromkeys(x for values in table.values() for x in values):
         values = {kind: own[option] for kind, own in table.items() if option in own}
-        before = schema.NONE  # not set
+        before = schema.MISSING  # not set
         if section.get(option) is not None:
             before = section.get_oneway_ref(option)
 

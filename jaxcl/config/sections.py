@@ -229,7 +229,7 @@ class Section(NamedTuple):
         return function, options, beside
 
 
-_NAMED = {"name": (schema.NONE, "one of those that `jaxcl list` prints")}
+_NAMED = {"name": (schema.MISSING, "one of those that `jaxcl list` prints")}
 
 
 def _find_in(functions: Mapping[str, Callable]) -> Callable:
@@ -300,7 +300,7 @@ SECTIONS: dict[str, Section] = {
         _find_in(OPTIMIZERS),
         {
             **_NAMED,
-            "lr": (schema.NONE, "learning rate at its peak, see config.scale_lr"),
+            "lr": (schema.MISSING, "learning rate at its peak, see config.scale_lr"),
         },
     ),
     "schedule": Section(_find_in(SCHEDULES), _NAMED, hidden=("epochs",)),
@@ -312,7 +312,7 @@ SECTIONS: dict[str, Section] = {
 EVALUATOR = Section(
     _find_evaluator,
     {
-        "name": (schema.NONE, "of the evaluator, if it is not the key"),
+        "name": (schema.MISSING, "of the evaluator, if it is not the key"),
         "last_only": (False, "run after the last task only"),
         "skip": (False, "never run"),
     },
@@ -357,7 +357,7 @@ def read_parts(top: TopLevel) -> tuple[Callable[..., core.Parts], ImageSettings]
     optimize, optimizer, beside = SECTIONS["optimizer"].read(
         "config.optimizer", top.optimizer
     )
-    lr = None if beside["lr"] is schema.NONE else beside["lr"]
+    lr = None if beside["lr"] is schema.MISSING else beside["lr"]
     schema.check_value(lr, schema.Positive, "config.optimizer.lr")
     curve, schedule, _ = SECTIONS["schedule"].read("config.schedule", top.schedule)
     peak = lr * (top.batch_size / 256 if top.scale_lr else 1.0)
@@ -582,18 +582,18 @@ def make_method(top: TopLevel, chosen, parts: core.Parts) -> core.Method:
     name = top.method["name"]
     if top.augment.get("name") == "graphs" and not made.takes_graphs:
         raise Refused(
-            f"config.method.name={name!r}: reads images alone; for graphs there is "
-            "'icl'"
+            f"config.method.name={name!r}: reads images alone; take a method that "
+            "reads graphs, see jaxcl list methods"
         )
     if parts.local is not None and not made.takes_local:
         raise Refused(
             f"config.augment.local: config.method.name={name!r} takes no local crops; "
-            "leave the section out; 'two_view' does with base 'dino' or 'lejepa'"
+            "leave the section out"
         )
     rate = traits.read_traits(parts.encoder).drop_path
     if rate and not made.drops_branches:
         raise Refused(
             f"config.encoder.drop_path={rate}: must be 0 for config.method.name="
-            f"{name!r}, which gives its encoder no random numbers; 'two_view' does"
+            f"{name!r}, which gives its encoder no random numbers"
         )
     return made

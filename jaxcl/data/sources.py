@@ -247,7 +247,7 @@ def needs_nothing(name: str) -> bool:
     if name not in SOURCES:
         return False
     options = schema.option_of(SOURCES[name]).values()
-    return all(option.default is not schema.NONE for option in options)
+    return all(option.default is not schema.MISSING for option in options)
 
 
 def load(name: str, **options: Any) -> stream.Dataset:

@@ -68,6 +68,8 @@ def write(
     slots: jax.Array,
     items: core.PyTree,
     mask: jax.Array | None = None,
+    *,
+    after: core.PyTree = (),
 ) -> Buffer:
     """Put row i of `items` into slot `slots[i]`.
 
@@ -78,13 +80,16 @@ def write(
     modulo the capacity, keeps its order.
 
     If the old buffer is donated, the write is in place and costs B rows and one i32 per
-    slot. A step that samples first needs `order_after`, too.
+    slot. A step that reads the buffer first must name what it read in `after`, or XLA
+    copies the whole buffer.
 
     Args:
       buffer: the buffer before.
       slots: i32[B]; a slot outside [0, capacity) drops its row, usually `capacity`.
       items: pytree of [B, ...], structure, shapes and dtypes as in `create`.
       mask: bool or f32 [B], rows that exist; None: all.
+      after: pytree of arrays that are computed before the write; their values do not
+        matter. Rows that the step read of the buffer, or what it made of them.
 
     Returns:
       The new buffer.
@@ -99,6 +104,7 @@ def write(
     items = jax.tree.map(jnp.asarray, items)
     _check_items(buffer.items, items, len(slots))
 
+    slots = order_after(slots, after)
     target = _last_writers(slots, mask, buffer.capacity)
     # Without duplicates XLA uses plain stores; atomic stores of u8 are slow and have
     # no order.
@@ -113,22 +119,6 @@ def write(
     times = (beyond + (buffer.capacity - 1)) // buffer.capacity
     seen = (seen - times * buffer.capacity).astype(jnp.int32)
     return Buffer(items, filled, seen)
-
-
-def order_after(slots: jax.Array, arrays: core.PyTree) -> jax.Array:
-    """Return the slots so that a write to them waits until some arrays are computed.
-
-    A step that samples a donated buffer and then writes it passes the sampled arrays
-    here. Otherwise XLA knows no order between the two, and copies the whole buffer to
-    keep them apart. XLA removes an optimization barrier before it places copies. It
-    keeps a comparison that is always true, since it cannot tell that it is.
-
-    Args:
-      slots: i32[B], slots for `write`.
-      arrays: pytree to wait for; its values do not matter.
-    """
-    nonzero = [jnp.any(x != 0).astype(jnp.int32) for x in jax.tree.leaves(arrays)]
-    return jnp.where(sum(nonzero) <= len(nonzero), slots, -1)
 
 
 def sample(
@@ -210,6 +200,19 @@ def find_lowest(values: jax.Array, count: jax.Array) -> jax.Array:
 def log_weights(allowed: jax.Array) -> jax.Array:
     """Return the log weights of a uniform draw from allowed slots, f32[capacity]."""
     return jnp.where(allowed, 0.0, -jnp.inf)
+
+
+def order_after(slots: jax.Array, arrays: core.PyTree) -> jax.Array:
+    """Return the slots so that a write to them waits until some arrays are computed.
+
+    Without it XLA knows no order between a draw and a write, and copies the whole
+    buffer to keep them apart. It removes an optimization barrier before it places
+    copies, but keeps a comparison that is always true: it cannot tell that it is.
+    """
+    if not jax.tree.leaves(arrays):
+        return slots
+    nonzero = [jnp.any(x != 0).astype(jnp.int32) for x in jax.tree.leaves(arrays)]
+    return jnp.where(sum(nonzero) <= len(nonzero), slots, -1)
 
 
 def _last_writers(slots, mask, capacity):

@@ -130,29 +130,48 @@ def find_policy(replay: core.Replay) -> policies.Policy:
     return policy._replace(choose=choose, start=start, least=least)
 
 
-def write_rows(
+def store_rows(
+    policy: policies.Policy,
     memory: buffer.Buffer | Shards,
-    slots: jax.Array,
+    state: core.PyTree,
+    key: jax.Array,
     items: core.PyTree,
     mask: jax.Array | None = None,
-) -> buffer.Buffer | Shards:
-    """Put each row into its slot on the device that has the row, see `buffer.write`.
+    *,
+    after: core.PyTree = (),
+) -> tuple[buffer.Buffer | Shards, core.PyTree]:
+    """Store the incoming rows that a policy keeps, each on the device that has it.
 
     Args:
-      slots: i32[B], local; B a multiple of the number of devices.
+      policy: policy of `find_policy`, for this memory.
+      memory: memory of `create`.
+      state: the policy's state, at first `policy.start(num_classes, num_tasks)`.
+      key: threefry key, of the policy.
+      items: pytree of [B, ...], as the example of `create`; B a multiple of the number
+        of devices.
+      mask: bool[B], rows that exist; None: all.
+      after: what the step read of the memory, see `buffer.write`.
+
+    Returns:
+      The memory and the policy's state, after the rows.
 
     Raises:
       Refused: `items` does not match the example of `create`, or the devices
         cannot share the rows evenly.
     """
+    if mask is None:
+        mask = jnp.ones(len(jax.tree.leaves(items)[0]), bool)
+    slots, state = policy.choose(memory, state, key, items, mask)
     if isinstance(memory, buffer.Buffer):
-        return buffer.write(memory, slots, items, mask)
+        return buffer.write(memory, slots, items, mask, after=after), state
 
     def write_on_device(memory, *rows):
         shard = buffer.write(_read_shard(memory), *rows)
         return Shards(shard.items, shard.filled, shard.seen[None])
 
-    return sharding.map_per_device(write_on_device, (memory, slots, items, mask), ())
+    # Ordered here: a sum over what was read is one over all devices.
+    rows = memory, buffer.order_after(slots, after), items, mask
+    return sharding.map_per_device(write_on_device, rows, ()), state
 
 
 def sample(

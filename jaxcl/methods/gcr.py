@@ -140,8 +140,8 @@ def _write_candidates(state, key, batch, stored):
     candidates, ones = state.extra.candidates, jnp.ones(batch["label"].shape)
     items = online.stored_rows(state, batch, logits=stored["logits"], weight=ones)
     slots = policies.reservoir(candidates, key, ones.astype(bool))
-    slots = buffer.order_after(slots, jax.tree.leaves(state.params)[0])
-    candidates = buffer.write(candidates, slots, items)
+    read = jax.tree.leaves(state.params)[0]  # depends on all that was read of it
+    candidates = buffer.write(candidates, slots, items, after=read)
     return state.replace(extra=state.extra._replace(candidates=candidates))
 
 

@@ -101,8 +101,8 @@ def make(
     def write_batch(state, key, batch, _):
         scores, slots = choose_slots(state, key, batch)
         items = online.stored_rows(state, batch, score=scores)
-        slots = buffer.order_after(slots, (scores, state.params))
-        memory = buffer.write(state.extra.memory, slots, items)
+        read = scores, state.params
+        memory = buffer.write(state.extra.memory, slots, items, after=read)
         return state.replace(extra=state.extra._replace(memory=memory))
 
     return online.make_method(

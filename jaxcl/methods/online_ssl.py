@@ -74,8 +74,12 @@ def find_make(name: str) -> Callable[..., records.Strategy]:
 
 def _trains_online(base: records.Base) -> bool:
     """Tell whether a base reads no labels, numbers of images or progress of a task."""
-    told = base.supervised or base.indexed or base.init_params or base.prepare
-    return not (told or base.features or base.masks)
+    return not (
+        {"label", "index", "h"} & {*base.reads}
+        or base.init_params
+        or base.prepare
+        or base.masks
+    )
 
 
 def list_bases() -> dict:
@@ -164,25 +168,20 @@ def make(
         hidden_dim=hidden_dim, output_dim=output_dim, hidden_layers=hidden_layers
     )
     if spec.momentum is not None:  # there is no end to count towards
-        spec = spec._replace(momentum=records.Momentum(momentum, momentum))
-    if plan.stores or plan.mix:  # their memory is that of the stream
+        spec = spec._replace(momentum=(momentum, momentum))
+    stores = plan.stored_momentum is not None
+    if stores or plan.mix:  # their memory is that of the stream
         plan = plan._replace(read=records.Strategy().read, init_state=None, store=None)
-    setup = step.Setup(
-        parts=parts,
-        base=spec,
-        strategy=plan,
-        networks=networks.build_networks(
-            parts,
-            spec,
-            shape,
-            distiller_hidden_dim=plan.distiller_hidden_dim,
-        ),
-        stream=records.Stream(
-            policy=sharded.find_policy(parts.replay) if remembers else None,
-            size=size,
-            beside=0 if plan.mix else size,
-            every_row=rows == "all",
-        ),
+    setup = networks.make_setup(
+        parts,
+        spec,
+        plan,
+        shape,
+        online=True,
+        policy=sharded.find_policy(parts.replay) if remembers else None,
+        size=size,
+        beside=0 if plan.mix else size,
+        every_row=rows == "all",
     )
     method = step.make_method(
         setup,
@@ -204,15 +203,16 @@ def _check_options(parts, regulariser, plan, rows, remembers) -> None:
             "config.batch_size=1: online_ssl compares rows of a batch; must be at "
             "least 2"
         )
+    stores = plan.stored_momentum is not None
     if not remembers:
-        if plan.stores or plan.mix or (plan.term and rows == "replay"):
+        if stores or plan.mix or (plan.term and rows == "replay"):
             raise Refused(
                 f"config.method.remembers=False: regulariser={regulariser!r} with "
                 f"rows={rows!r} reads replayed rows; must be True, or rows='all' with "
                 "regulariser 'cassle' or 'pnr'"
             )
         return
-    if plan.stores and rows == "all":
+    if stores and rows == "all":
         raise Refused(
             f"config.method.rows='all': regulariser {regulariser!r} aligns rows with "
             "what the memory stores of them; must be 'replay'"

@@ -153,9 +153,7 @@ def _train_single_task(single, step, i, task, workdir, stop):
         data=single.data._replace(stream=tasks),
         loop=single.loop._replace(start=None),  # not what another run has trained
         evaluation=single.evaluation._replace(evaluators=evaluators),
-        logging=single.logging._replace(
-            tensorboard=False, loggers=(), progress=False, quiet=True
-        ),
+        logging=single.logging._replace(loggers=(), progress=False, quiet=True),
     )
     results = train.run_tasks(only, workdir / f"task_{i}", stop=stop, step=step)
     return {name: matrix[0][i] for name, matrix in results["matrices"].items()}
@@ -205,9 +203,10 @@ def closing(
         lines.append(f"Pictures  {pictures}{' (summary.png first)' if summary else ''}")
     lines.append(f"Next      jaxcl report {where} --out={where / 'report.html'}")
     if isinstance(work, job.Job):
-        following = f"compare OTHER_RUN {where}"
-        if work.config["method"]["name"] == "two_view":
-            following = f"update --run={where} --data=NEW_IMAGES"
+        following = f"update --run={where} --data=NEW_IMAGES"
+        method = work.method
+        if method.supervised or method.labelled or method.replays:
+            following = f"compare OTHER_RUN {where}"
         lines.append(f"{'':10}jaxcl export --run={where} --out=encoder")
         lines.append(f"{'':10}jaxcl {following}")
     return "\n".join(lines)

@@ -74,7 +74,6 @@ class Logging(NamedTuple):
     """Settings of logs, messages and pictures."""
 
     every: int  # steps between logged rows
-    tensorboard: bool
     loggers: tuple[Callable, ...]  # makers, see run.loggers
     progress: str | bool  # as config.progress
     plots: bool

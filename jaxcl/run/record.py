@@ -10,7 +10,6 @@ import time
 from etils import epath
 
 from jaxcl.run import log_file, progress_bar, result_file
-from jaxcl.run.loggers import tensorboard as tensorboard_lib
 
 
 class Recorder:
@@ -21,7 +20,6 @@ class Recorder:
       num_tasks: number of tasks of the run.
       rows: bytes of rows to keep, returned by `save` at the checkpoint to resume from.
       write: whether anything is written: True in the first process alone.
-      tensorboard: whether to write events for TensorBoard.
       loggers: functions (directory, rows so far) -> logger, see `jaxcl.run.loggers`.
       progress, every: arguments `mode` and `every` of `progress.Progress`.
 
@@ -36,7 +34,6 @@ class Recorder:
         num_tasks=1,
         rows=0,
         write=True,
-        tensorboard=True,
         loggers=(),
         progress="auto",
         every=10.0,
@@ -52,9 +49,8 @@ class Recorder:
         path = directory / log_file.FILE
         self._rows = log_file.RowFile(path, rows)
         try:
-            if makes := [*([tensorboard_lib.make] if tensorboard else []), *loggers]:
-                before = log_file.read_rows(directory)
-            for make in makes:
+            before = log_file.read_rows(directory) if loggers else []
+            for make in loggers:
                 self._loggers.append(make(directory, before))
         except BaseException:
             self.close()

@@ -97,7 +97,6 @@ class _TrainingRun:
                     num_tasks=len(work.stream.tasks),
                     rows=cursor["rows"],
                     write=jax.process_index() == 0,
-                    tensorboard=work.logging.tensorboard,
                     loggers=work.logging.loggers,
                     progress=work.logging.progress,
                 )

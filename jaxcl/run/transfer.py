@@ -322,7 +322,6 @@ def run_transfer(
     recorder = record.Recorder(
         workdir,
         write=jax.process_index() == 0,
-        tensorboard=logging.tensorboard,
         loggers=logging.loggers,
         progress=logging.progress,
     )

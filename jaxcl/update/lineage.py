@@ -6,6 +6,7 @@ from jaxcl.config import run_config, sections
 from jaxcl.data import storage
 from jaxcl.errors import Refused
 from jaxcl.index import maps
+from jaxcl.methods import two_view
 from jaxcl.run import encoder_folder, result_file, transfer, updates
 
 _OF_A_RUN = ("method", "tuning")  # sections that no update changes
@@ -33,8 +34,7 @@ def read_run_config(run: str) -> dict:
 def make_recipe(encoder_config: dict) -> dict:
     """Make the config that trains an encoder without a run on new images.
 
-    SimCLR under CaSSLe; the encoder as it came is the first teacher. For a Vision
-    Transformer adapters and the last block are trained (ExPLoRA).
+    For a Vision Transformer adapters and the last block are trained (ExPLoRA).
 
     Args:
       encoder_config: `transfer.config_of` its folder.
@@ -42,7 +42,7 @@ def make_recipe(encoder_config: dict) -> dict:
     transformer = encoder_config["encoder"]["name"] == "vit"
     return encoder_config | {
         "name": "update",
-        "method": {"name": "two_view", "base": "simclr", "strategy": "cassle"},
+        "method": dict(two_view.FOLLOWING),
         "optimizer": {"name": "adam", "lr": 1e-4, "decoupled": True}
         | {"exclude_1d": True, "weight_decay": 0.05},
         "schedule": {"name": "cosine", "per_epoch": False},

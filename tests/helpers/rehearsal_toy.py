@@ -182,7 +182,7 @@ def check_teacher_is_not_read(method, state, incoming, new):
     chex.assert_trees_all_equal(other.params, new.params)
 
 
-def convolutions(method, state, incoming):
-    """How many a step has."""
+def count_products(method, state, incoming):
+    """Count the matrix products of a step."""
     traced = jax.make_jaxpr(method.step)(state, incoming)
-    return str(traced).count("conv_general_dilated[")
+    return str(traced).count("dot_general[")

@@ -80,7 +80,7 @@ def of_library(x: records.Features) -> Features:
         **{name: getattr(x, name) for name in names},
         key_queue=queue,
         prototypes=x.params.get("prototypes"),
-        distil_prototypes=x.distil_params.get("prototypes"),
+        distil_prototypes=x.params.get("distil_prototypes"),
         slow_prototypes=x.slow_params.get("prototypes"),
         frozen_prototypes=x.frozen_params.get("prototypes"),
     )
@@ -94,8 +94,9 @@ def for_library(base: str, x: Features) -> records.Features:
     names = set(Features._fields) & set(records.Features._fields)
     layers = {
         f"{name}params": {"prototypes": getattr(single, f"{name}prototypes")}
-        for name in ("", "distil_", "slow_", "frozen_")
+        for name in ("", "slow_", "frozen_")
     }
+    layers["params"]["distil_prototypes"] = single.distil_prototypes
     centres = dino_base.Centres(single.centre, single.patch_centre)
     state = {"dino": centres, "mocov2plus": queue_lib.Queue(single.key_queue, 0)}
     state["nnclr"] = queue_lib.Queue(single.support[None], 0)

@@ -58,7 +58,7 @@ def update(
       key: threefry key, for the policy "reservoir".
       batch: the incoming rows.
       features: f32[B, D], unit rows. A row that is not finite is not stored.
-      after: arrays that the step read from the memory, see `buffer.order_after`.
+      after: arrays that the step read from the memory, see `buffer.write`.
     """
     mask = jnp.isfinite(features).all(axis=1)
     features = jnp.where(mask[:, None], features, 0)
@@ -69,7 +69,7 @@ def update(
         slots = policies.reservoir(memory, key, mask)
     else:
         slots = _filter_rows(settings, memory, features, mask)
-    written = buffer.write(memory, buffer.order_after(slots, after), rows, mask)
+    written = buffer.write(memory, slots, rows, mask, after=after)
     return _place_memory(settings, written), jnp.mean(slots < memory.capacity)
 
 

@@ -352,12 +352,11 @@ def write_batch(
 ) -> core.TrainState:
     """Write a batch, with the items `stored`, to the slots that the policy chooses."""
     extra, items = state.extra, stored_rows(state, batch, **stored)
-    exist = jnp.ones(len(batch["label"]), bool)
-    slots, policy_state = policy.choose(extra.memory, extra.kept, key, items, exist)
-    # The parameters depend on all that was read of the memory.
-    slots = buffer.order_after(slots, jax.tree.leaves(state.params)[0])
-    memory = sharded.write_rows(extra.memory, slots, items)
-    return state.replace(extra=extra._replace(memory=memory, kept=policy_state))
+    read = jax.tree.leaves(state.params)[0]  # depends on all that was read of it
+    memory, counts = sharded.store_rows(
+        policy, extra.memory, extra.kept, key, items, after=read
+    )
+    return state.replace(extra=extra._replace(memory=memory, kept=counts))
 
 
 def _predict(net, seen_only, state, images):

@@ -45,7 +45,7 @@ def distil_prototypes(x: records.Features, temperature: float) -> jax.Array:
     """Compute CaSSLe's term of prototypes: teacher and g(z) agree, each on its own."""
     return distill.cassle_prototypes(
         *core.split_views(x.p, x.f),
-        x.distil_params["prototypes"],
+        x.params["distil_prototypes"],
         x.frozen_params["prototypes"],
         temperature=temperature,
     )
@@ -57,7 +57,9 @@ def init_prototypes(key: jax.Array, count: int, dim: int) -> dict[str, jax.Array
     return {"prototypes": layers.torch_uniform(dim)(key, (count, dim))}
 
 
-def hold_prototypes(moment: records.Moment, grads: dict, share: float) -> dict:
+def hold_prototypes(
+    task: jax.Array, progress: jax.Array, grads: dict, share: float
+) -> dict:
     """Zero the prototypes' gradients in the first `share` of the first task."""
-    held = (moment.task == 0) & (moment.progress < share)
-    return {"prototypes": jnp.where(held, 0.0, grads["prototypes"])}
+    frozen = (task == 0) & (progress < share)
+    return {"prototypes": jnp.where(frozen, 0.0, grads["prototypes"])}

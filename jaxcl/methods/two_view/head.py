@@ -18,13 +18,10 @@ network move with rows of all classes, those of later tasks too. Every evaluatio
 network reads them, and so does a frozen network with `frozen_bn="running"`.
 """
 
-import functools
-from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxcl import core, optim
 from jaxcl.nets import chain, linear_head
@@ -49,16 +46,6 @@ class Extra(NamedTuple):
     method: core.PyTree  # `extra` of the method without its head
     layer: linear_head.LinearHead  # carried from task to task
     velocity: core.PyTree  # the optimiser's, with momentum; zero when a task begins
-
-
-class Setup(NamedTuple):
-    """The constants that `add` sets; no arrays."""
-
-    method: core.Method  # without its head
-    parts: core.Parts
-    rates: Callable  # (progress, task) -> learning rate of the head
-    tx: optax.GradientTransformationExtraArgs  # of the head
-    leaks: bool  # the head's rows move the network's running statistics
 
 
 def add(
@@ -97,7 +84,50 @@ def add(
     else:
         rates = optim.by_task([optim.cosine(lr, epochs=1, per_epoch=False)])
         tx = optim.sgd(momentum=momentum)
-    setup = Setup(method, parts, rates, tx, leaks=form == "released")
+
+    def view(key, images):
+        """Augment images u8[B,H,W,C]; the head sees the last view, f32[B,H,W,C]."""
+        return parts.augment(jax.random.fold_in(key, _STREAM), images)[:, -1]
+
+    def init(key, batch):
+        state = method.init(key, batch)
+        features = jax.eval_shape(
+            lambda: method.embed(state, view(key, batch["labelled"]["image"]))
+        )
+        layer = linear_head.start_head(
+            jax.random.fold_in(key, _STREAM), features.shape[1], parts.num_classes
+        )
+        return state.replace(extra=Extra(state.extra, layer, tx.init(layer)))
+
+    def step(state, batch):
+        """Take a step of the method, then one of the head."""
+        before, labelled = _without_head(state), batch["labelled"]
+        images = view(core.step_key(state), labelled["image"])
+        after, metrics = method.step(before, batch)
+        if form == "released":  # the rows move the network's running statistics
+            encoder = chain.Chain({"encoder": parts.encoder})
+            features, moved = encoder(before.params, after.stats, images, train=True)
+            after = after.replace(stats=after.stats | moved)
+        else:
+            features = method.embed(before, images)
+        label, mask = labelled["label"], jnp.ones(len(features))
+        lr = rates(core.progress(state), state.task)
+        layer, velocity, loss, scores = linear_head.take_step(
+            tx, *state.extra[1:], features, label, mask, lr
+        )
+        accuracy = jnp.mean(scores.argmax(axis=1) == label)
+        metrics = {**metrics, "head_loss": loss, "head_accuracy": accuracy}
+        return after.replace(extra=Extra(after.extra, layer, velocity)), metrics
+
+    def begin_task(state, task):
+        """Begin a task of the method; the head's momentum begins at zero."""
+        state = _with_head(state, method.begin_task(_without_head(state), task))
+        velocity = jax.tree.map(jnp.zeros_like, state.extra.velocity)
+        return state.replace(extra=state.extra._replace(velocity=velocity))
+
+    def predict(state, images):
+        features = method.embed(_without_head(state), images)
+        return linear_head.score_features(state.extra.layer, features)
 
     def take_head_off(function):
         """Wrap a function of the method's state to take the state with the head."""
@@ -110,12 +140,12 @@ def add(
         )
 
     return method._replace(
-        init=functools.partial(_init, setup),
-        step=functools.partial(_step, setup),
-        begin_task=functools.partial(_begin_task, setup),
+        init=init,
+        step=step,
+        begin_task=begin_task,
         end_task=put_head_back(method.end_task),
         eval_state=put_head_back(method.eval_state),
-        predict=functools.partial(_predict, setup),
+        predict=predict,
         labelled=True,
         **{name: take_head_off(getattr(method, name)) for name in _READ_THE_STATE},
     )
@@ -126,59 +156,6 @@ def _without_head(state):
     return state.replace(extra=state.extra.method)
 
 
-def _with_head(state, own):
-    """Return the method's new state `own`, with the head of `state`."""
-    return own.replace(extra=state.extra._replace(method=own.extra))
-
-
-def _view_images(setup, key, images):
-    """Augment images u8[B,H,W,C]; the head sees the last view, f32[B,H,W,C]."""
-    return setup.parts.augment(jax.random.fold_in(key, _STREAM), images)[:, -1]
-
-
-def _init(setup, key, batch):
-    """Make the state before the first step."""
-    own = setup.method.init(key, batch)
-
-    def embed():
-        images = _view_images(setup, key, batch["labelled"]["image"])
-        return setup.method.embed(own, images)
-
-    width = jax.eval_shape(embed).shape[1]
-    k_layer = jax.random.fold_in(key, _STREAM)
-    layer = linear_head.start_head(k_layer, width, setup.parts.num_classes)
-    return own.replace(extra=Extra(own.extra, layer, setup.tx.init(layer)))
-
-
-def _step(setup, state, batch):
-    """Take a step of the method, then one of the head."""
-    before, labelled = _without_head(state), batch["labelled"]
-    images = _view_images(setup, core.step_key(state), labelled["image"])
-    own, metrics = setup.method.step(before, batch)
-    if setup.leaks:
-        encoder = chain.Chain({"encoder": setup.parts.encoder})
-        features, moved = encoder(before.params, own.stats, images, train=True)
-        own = own.replace(stats=own.stats | moved)
-    else:
-        features = setup.method.embed(before, images)
-    label, mask = labelled["label"], jnp.ones(len(features))
-    lr = setup.rates(core.progress(state), state.task)
-    layer, velocity, loss, scores = linear_head.take_step(
-        setup.tx, *state.extra[1:], features, label, mask, lr
-    )
-    accuracy = jnp.mean(scores.argmax(axis=1) == label)
-    metrics = {**metrics, "head_loss": loss, "head_accuracy": accuracy}
-    return own.replace(extra=Extra(own.extra, layer, velocity)), metrics
-
-
-def _begin_task(setup, state, task):
-    """Begin a task of the method; the head's momentum begins at zero."""
-    state = _with_head(state, setup.method.begin_task(_without_head(state), task))
-    velocity = jax.tree.map(jnp.zeros_like, state.extra.velocity)
-    return state.replace(extra=state.extra._replace(velocity=velocity))
-
-
-def _predict(setup, state, images):
-    """Return the head's logits, f32[B,C]."""
-    features = setup.method.embed(_without_head(state), images)
-    return linear_head.score_features(state.extra.layer, features)
+def _with_head(state, after):
+    """Return the method's new state `after`, with the head of `state`."""
+    return after.replace(extra=state.extra._replace(method=after.extra))

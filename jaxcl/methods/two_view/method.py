@@ -87,28 +87,17 @@ def make(
             spec = records.Base(lambda x: jnp.zeros(()), one_row=True)
             shape, student = student, None
     _check_data(parts, names[0], spec, names[1], plan)
-    if spec.indexed:
+    if "index" in spec.reads:
         shape = shape._replace(output_dim=_count_rows(parts, shape.output_dim))
     _warn_unread(spec, online_head, {"head_lr": head_lr, "head_form": head_form})
-    setup = step.Setup(
-        parts=parts,
-        base=spec,
-        strategy=plan,
-        networks=networks.build_networks(
-            parts,
-            spec,
-            shape,
-            distiller_hidden_dim=plan.distiller_hidden_dim,
-            features=plan.features or spec.features,
-            student=student,
-        ),
-        head_steps=head_steps,
+    setup = networks.make_setup(
+        parts, spec, plan, shape, student=student, head_steps=head_steps
     )
     method = step.make_method(
         setup,
-        begin_task=functools.partial(step.begin_task, setup),
-        end_task=functools.partial(step.end_task, setup),
-        supervised=spec.supervised,
+        begin_task=functools.partial(networks.begin_task, setup),
+        end_task=functools.partial(networks.end_task, setup),
+        supervised="label" in spec.reads,
         # A teacher of another training is none of earlier tasks.
         single_task_options=() if plan.student else (("strategy", "finetune"),),
         takes_local=True,
@@ -169,13 +158,13 @@ def _check_data(parts, base, spec, strategy, plan):
         )
     if parts.local is None:
         return
-    if not spec.local:
-        takes = ", ".join(name for name in bases.BASES if bases.make_base(name).local)
+    if "local" not in spec.reads:
+        takes = ", ".join(n for n in bases.BASES if "local" in bases.make_base(n).reads)
         raise Refused(
             f"config.augment.local: base {base!r} takes no local crops; "
             f"leave the section out, or set config.method.base to one of {takes}"
         )
-    if not plan.local:
+    if plan.mix is not None:
         raise Refused(
             f"config.augment.local: strategy {strategy!r} reads two views alone; "
             "leave the section out"

@@ -12,40 +12,22 @@ import jax
 
 from jaxcl import core
 from jaxcl.memory import policies
-from jaxcl.nets import mlp
+from jaxcl.nets import chain, mlp
 
 Form = Literal["code", "paper"]  # which to follow where they differ
 Statistics = Literal["running", "batch"]
 Following = Literal["task", "ema", "snapshot"]
 
 
-class Moment(NamedTuple):
-    """When a step is taken."""
-
-    key: jax.Array  # of the step; fold in a constant of your own before you use it
-    task: jax.Array  # i32[]
-    progress: jax.Array  # f32[] in [0, 1), the share of the task that is done
-
-
 class StepKeys(NamedTuple):
     """Random keys of an update, by use."""
 
-    step: (
-        jax.Array
-    )  # the others apart; fold in a constant of your own before you use it
+    step: jax.Array  # fold in a constant of your own before you use it
     augment: jax.Array
     mix: jax.Array  # of mixtures with stored examples
     write: jax.Array  # of the places where examples are stored
     draw: jax.Array  # of the choice of stored examples
     augment_drawn: jax.Array
-
-
-class Masks(NamedTuple):
-    """Patches of each view that iBOT hides, or not."""
-
-    places: jax.Array  # i32[2B,M], among the patches of the image
-    hides: jax.Array  # i32[2B], 1 where the view hides them, else 0
-    patches: int  # of an image
 
 
 class Features(NamedTuple):
@@ -65,16 +47,15 @@ class Features(NamedTuple):
     # which sees them
     patches: jax.Array | None = None
     slow_patches: jax.Array | None = None
-    hides: jax.Array | None = None  # i32[2B], as in `Masks`
+    hides: jax.Array | None = None  # i32[2B], as in `Reading`
     # f32[B,2,H], of the encoder that learns and of the teacher's, where asked for
     h: jax.Array | None = None
     frozen_h: jax.Array | None = None
     local: jax.Array | None = None  # f32[B,L,D], projections of L local crops
     replayed: jax.Array | None = None  # f32[R,D], projections of stored examples
-    # The base's own parameters, see `Base.init_params`, by name: those that learn and
-    # those beside g. Among all parameters of the slow network and of the teacher.
+    # The base's own parameters that learn, see `Base.init_params`, by name; names of
+    # those beside g begin with "distil_". All of the slow network's and the teacher's.
     params: dict = {}
-    distil_params: dict = {}
     slow_params: dict = {}
     frozen_params: dict = {}
     state: core.PyTree = None  # the base's state before the step
@@ -84,22 +65,6 @@ class Features(NamedTuple):
     frozen_queue: jax.Array | None = None  # f32[2,K,D], unit rows of the teacher
 
 
-class PnrTerms(NamedTuple):
-    """Options of PNR that a base's form of its loss reads."""
-
-    weight: float = 1.0  # of the distillation, where there are no negatives
-    negative_weight: float = 1.0  # of the distance that is subtracted, lambda
-    pn1: bool = True  # pseudo-negatives in the first term
-    pn2: bool = True  # pseudo-negatives in the second term
-
-
-class Momentum(NamedTuple):
-    """Share of a slow network that an update keeps, over each task."""
-
-    start: float
-    end: float
-
-
 class Base(NamedTuple):
     """A self-supervised method: its loss, its networks, its state."""
 
@@ -107,7 +72,8 @@ class Base(NamedTuple):
     # Features -> f32[], the term that CaSSLe adds, without its weight. None: there is
     # no such form, and "cassle" is refused.
     distil: Callable | None = None
-    # (Features, PnrTerms) -> f32[], the whole loss under PNR, of a base with negatives
+    # (Features, pn1, pn2) -> f32[], the loss under PNR of a base with negatives; the
+    # flags put pseudo-negatives in the first and in the second term
     pnr: Callable | None = None
     # One without negatives: the distance that PNR subtracts, a name of
     # `distill.pseudo_negative`. None: "pnr" is refused.
@@ -120,22 +86,22 @@ class Base(NamedTuple):
     # Networks
     projector: mlp.ProjectorShape = mlp.CONTRASTIVE  # its defaults
     predictor_hidden_dim: int | None = None  # of its own predictor; None: it has none
-    momentum: Momentum | None = None  # of its slow network; None: it has none
+    # Share of its slow network that an update keeps, at the start and end of each task;
+    # None: it has no slow network
+    momentum: tuple[float, float] | None = None
     distiller_input: Callable = lambda z: z  # projections -> input of g
 
     # Data
-    supervised: bool = False  # its loss reads labels
-    local: bool = False  # its loss reads local crops
+    # Fields of `Features` that are filled on demand: "label", "local", "h", "index".
+    # With "index" projections are logits of the train images; one view is enough.
+    reads: tuple[str, ...] = ()
     one_row: bool = False  # its loss says something of a batch of one row
-    features: bool = False  # its loss reads features of the encoder
     # Share of the patches that a view hides, and of the views that hide some; None: its
     # loss reads no patches.
     masks: tuple[float, float] | None = None
-    # Its projections are logits of the train images, one each; it takes one view, too.
-    indexed: bool = False
     strategies: tuple[str, ...] | None = None  # those that it goes with; None: all
 
-    unread: tuple[str, ...] = ()  # options that were given and change nothing
+    unread: tuple[str, ...] = ()  # options that were set and change nothing
 
     # Defaults of strategies
     weight: float = 1.0  # of the distillation under CaSSLe and PNR
@@ -147,9 +113,10 @@ class Base(NamedTuple):
     init_params: Callable | None = None
     # (key, D) -> arrays that no gradient moves
     init_state: Callable | None = None
-    # (Moment, D) -> what the losses read of the moment, in `Features.prepared`
+    # (key of the step, task i32[], progress f32[] in [0, 1), D) -> further arrays that
+    # the losses read, in `Features.prepared`
     prepare: Callable | None = None
-    # (Moment, gradients of its parameters) -> the same, some of them changed
+    # (task, progress, gradients of its parameters) -> the same, some of them changed
     mask_gradients: Callable | None = None
     # (state, Features, active=, aligned=) -> state after a step. `active` and `aligned`
     # are those of `queue.enqueue`.
@@ -157,19 +124,8 @@ class Base(NamedTuple):
     queue_size: int | None = None  # rows of each queue; PNR has another as large
 
 
-class Example(NamedTuple):
-    """The arrays from which a strategy makes its state."""
-
-    key: jax.Array
-    image: jax.Array  # u8[H,W,C]
-    dim: int  # of a projection
-    params: core.PyTree  # of all networks that learn
-    base: Base
-    starts_pretrained: bool  # see `core.Parts`
-
-
 class Reading(NamedTuple):
-    """The views and state after a strategy read them."""
+    """The images of an update, and what their pass needs besides the parameters."""
 
     views: jax.Array  # f32[B,2,H,W,C], to train on
     replayed: jax.Array | None = None  # f32[R,H,W,C], images that pass by themselves
@@ -177,6 +133,12 @@ class Reading(NamedTuple):
     drawn: core.PyTree = None  # read from a memory: writes to it come after
     active: bool | jax.Array = True  # bool[], rows of a memory are among the views
     share: float | jax.Array = 0.0  # of such rows, or of their part in mixtures
+
+    # The step fills these in.
+    local: jax.Array | None = None  # f32[B,L,h,w,C], local crops
+    key: jax.Array | None = None  # for an encoder that drops branches
+    places: jax.Array | None = None  # i32[2B,M], patches of each view for iBOT
+    hides: jax.Array | None = None  # i32[2B], 1 where the view hides them, else 0
 
 
 class Teacher(NamedTuple):
@@ -209,11 +171,11 @@ class Strategy(NamedTuple):
     teacher: Teacher | None = None  # reads features of the frozen network
     student: StudentHead | None = None  # reads features of config.teacher
     distiller_hidden_dim: int | None = None  # of the predictor g; None: there is none
-    local: bool = True  # goes with local crops
-    features: bool = False  # its loss reads features of the encoder
+    reads: tuple[str, ...] = ()  # ("h",): features of the encoder, too
 
     # State: arrays that no gradient moves
-    init_state: Callable | None = None  # Example -> state
+    # (Setup, key, params of all networks that learn, image u8[H,W,C]) -> state
+    init_state: Callable | None = None
     # (state, StepKeys, views f32[B,2,H,W,C], core.Parts) -> Reading
     read: Callable = lambda state, keys, views, parts: Reading(views)
     # (state, TrainState before the step, gradients, lr) -> gradients, state
@@ -226,22 +188,42 @@ class Strategy(NamedTuple):
     end_task: Callable | None = None  # (state, params) -> state
 
     # On a stream, whose memory is that of config.replay
-    stores: bool = False  # reads projections that are stored with the rows
-    stored_momentum: float | None = None  # these move, keeping this share
+    # Share that a use keeps of the projections stored with the rows; None: stores none
+    stored_momentum: float | None = None
     mix: float | None = None  # mixes in replayed rows, from Beta(mix, mix)
 
-    def compute_loss(self, base: Base, x: Features) -> jax.Array:
-        """Compute the loss of the tasks after the first, f32[]."""
-        if self.loss is not None:
-            return self.loss(base, x)
-        total = base.loss(x)
-        return total if self.term is None else total + self.weight * self.term(base, x)
 
+class Setup(NamedTuple):
+    """The constants of a method; no arrays."""
 
-class Stream(NamedTuple):
-    """The memory of a stream, and the part of its rows in an update."""
+    parts: core.Parts
+    base: Base
+    strategy: Strategy
+    copied: chain.Chain  # encoder and projector; slow network and teacher copy them
+    predictor: chain.Chain  # the base's own; of no nets where it has none
+    distiller: chain.Chain  # the predictor g; of no nets where there is none
+    student: chain.Chain  # its head beside the projector; of no nets where it has none
+    dim: int  # of the projections
+    base_params: tuple[str, ...]  # names of the base's own parameters
+    drops: bool  # the encoder drops branches, by a key
+    head_steps: int = 0  # first steps of the run, in which the encoder stays as it is
 
-    policy: policies.Policy | None = None  # None: there is no memory
-    size: int = 0  # rows that an update draws; 0: there is no memory
+    # A stream, whose batches have several updates each
+    online: bool = False
+    policy: policies.Policy | None = None  # of the memory; None: there is none
+    size: int = 0  # rows of the memory that an update draws
     beside: int = 0  # of these, rows that pass beside the incoming ones; LUMP: 0
     every_row: bool = False  # incoming rows are aligned, too
+
+
+class Extra(NamedTuple):
+    """The state of two-view methods apart from the network that learns."""
+
+    momentum: core.PyTree  # f32, slow copy of encoder and projector; {} without one
+    momentum_stats: core.PyTree  # f32, its own running statistics
+    teacher: core.PyTree  # f32, frozen copy of encoder and projector; {} without one
+    teacher_stats: core.PyTree  # f32
+    base: core.PyTree  # the base's own state, see its module; None: it has none
+    strategy: core.PyTree  # the strategy's own state; None: it has none
+    memory: core.PyTree = None  # of a stream, see `stream.create`; None: there is none
+    kept: core.PyTree = None  # what the policy of that memory counts

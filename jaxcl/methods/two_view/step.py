@@ -7,159 +7,49 @@ tasks, or of a stream. On a stream a batch has several updates, and rows of a me
 """
 
 import functools
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from jaxcl import core, optim
 from jaxcl.methods.two_view import networks, records, stream
-from jaxcl.nets import tuning
+from jaxcl.nets import chain, tuning
 
-
-class Extra(NamedTuple):
-    """The state of two-view methods apart from the network that learns."""
-
-    momentum: core.PyTree  # f32, slow copy of encoder and projector; {} without one
-    momentum_stats: core.PyTree  # f32, its own running statistics
-    teacher: core.PyTree  # f32, frozen copy of encoder and projector; {} without one
-    teacher_stats: core.PyTree  # f32
-    base: core.PyTree  # the base's own state, see its module; None: it has none
-    strategy: core.PyTree  # the strategy's own state; None: it has none
-    memory: core.PyTree = None  # of a stream, see `stream.create`; None: there is none
-    kept: core.PyTree = None  # what the policy of that memory counts
-
-
-class Setup(NamedTuple):
-    """The constants that `make` sets; no arrays."""
-
-    parts: core.Parts
-    base: records.Base
-    strategy: records.Strategy
-    networks: networks.Networks
-    head_steps: int = 0  # first steps of the run, in which the encoder stays as it is
-    stream: records.Stream | None = None  # None: tasks, one update on each batch
-
-
-_STREAM = 0xD157  # keeps the fresh g apart from the step's own keys
-_BRANCHES = 0xD409  # the same for branches that the encoder drops
-_LOCAL = 0x10CA  # for local crops
+_BRANCHES = 0xD409  # keeps branches that the encoder drops apart from other draws
+_LOCAL = 0x10CA  # the same for local crops
 _MASKS = 0x1B07  # for hidden patches
 
 
-def make_method(setup: Setup, **fields) -> core.Method:
+def make_method(setup: records.Setup, **fields) -> core.Method:
     """Make the method of a setup; `fields` are those that tasks or streams add."""
     return core.Method(
-        init=functools.partial(init_state, setup),
+        init=functools.partial(networks.init_state, setup),
         step=functools.partial(take_step, setup),
-        embed=setup.networks.copied.embed,
-        project=setup.networks.copied.project,
+        embed=setup.copied.embed,
+        project=setup.copied.project,
         drops_branches=True,
         **fields,
     )
-
-
-def init_state(setup, key, batch):
-    """Make the state before the first step."""
-    base, strategy = setup.base, setup.strategy
-    start = networks.init_networks(setup.networks, setup.parts, key, batch)
-    dim, of_base, of_strategy = setup.networks.dim, None, None
-    if base.init_state is not None:
-        of_base = base.init_state(start.base_key, dim)
-    if strategy.init_state is not None:
-        image = batch["image"][0]
-        of_strategy = strategy.init_state(
-            records.Example(
-                start.strategy_key,
-                image,
-                dim,
-                start.params,
-                base,
-                setup.parts.starts_pretrained,
-            )
-        )
-    extra = Extra(
-        *(core.copy(start.copied) if base.momentum else ({}, {})),
-        *(core.copy(start.copied) if strategy.teacher else ({}, {})),
-        base=of_base,
-        strategy=of_strategy,
-    )
-    if setup.stream is not None and setup.stream.size:
-        memory, counts = stream.create(setup, batch)
-        extra = extra._replace(memory=memory, kept=counts)
-    return core.new_state(start.key, start.params, start.stats, setup.parts.tx, extra)
-
-
-def begin_task(setup, state, task):
-    """Start the optimiser anew; make the network so far the teacher."""
-    if setup.base.indexed and task.index > 0:
-        state = _renew_rows(setup, state, task.train.rows)
-    # One program: else each shape of the parameters' would be compiled apart.
-    state = state.replace(opt_state=jax.jit(setup.parts.tx.init)(state.params))
-    untaught = not setup.parts.starts_pretrained
-    if not _follows_tasks(setup.strategy) or (task.index == 0 and untaught):
-        return state
-    if setup.networks.distiller.nets and task.index == 1 and untaught:
-        # g is first used in the second task, which starts it anew.
-        key = jax.random.fold_in(core.step_key(state), _STREAM)
-        start = functools.partial(networks.init_distiller, setup.networks)
-        params, stats = jax.jit(start)(key)
-        state = state.replace(params=state.params | params, stats=state.stats | stats)
-    extra = state.extra._replace(
-        teacher=core.copy(networks.copy_names(setup.networks, state.params)),
-        teacher_stats=core.copy(networks.copy_names(setup.networks, state.stats)),
-    )
-    return state.replace(extra=extra)
-
-
-def _follows_tasks(strategy: records.Strategy) -> bool:
-    """Tell whether the teacher is the network of the last task."""
-    return strategy.teacher is not None and strategy.teacher.follows == "task"
-
-
-def _renew_rows(setup, state, rows):
-    """Draw new rows for a task's images, whose numbers another set may have had."""
-    is_new = np.zeros(setup.networks.dim, bool)
-    is_new[rows] = True
-    last = f"linear{len(state.params['projector'])}"
-
-    @jax.jit
-    def draw(key, head):
-        inputs = jnp.zeros((1, head["linear1"]["kernel"].shape[0]))
-        net = setup.networks.copied.nets["projector"]
-        born = net.init(key, inputs)["params"][last]
-        drawn = jax.tree.map(lambda a, b: jnp.where(is_new, a, b), born, head[last])
-        return {**head, last: drawn}
-
-    key = jax.random.fold_in(core.step_key(state), _STREAM)
-    head = draw(key, state.params["projector"])
-    return state.replace(params={**state.params, "projector": head})
-
-
-def end_task(setup, state, task):
-    """Let the strategy look back on a task."""
-    if setup.strategy.end_task is None:
-        return state
-    ended = jax.jit(setup.strategy.end_task)(state.extra.strategy, state.params)
-    return state.replace(extra=state.extra._replace(strategy=ended))
 
 
 def take_step(setup, state, batch):
     """Take one update on a batch; on a stream several, then store its images."""
     if setup.head_steps:
         state = end_warm_up(setup, state)
-    step, key = state.step, core.step_key(state)
-    state = networks.take_snapshot(setup.strategy.teacher, state, step)
-    if setup.stream is None:
+    step, key, teacher = state.step, core.step_key(state), setup.strategy.teacher
+    if teacher is not None and teacher.follows == "snapshot":
+        keep = jnp.where(step % teacher.snapshot_every == 0, 0.0, 1.0)
+        state = state.replace(extra=_move_teacher(state, keep))
+    if not setup.online:
         keys = records.StepKeys(key, *jax.random.split(key, 5))
         state, metrics, _ = _update(setup, state, batch, keys)
         return state, metrics
     # In Python: gradients in a loop of XLA's are slow on CPU
     for keys in stream.split_keys(key, setup.parts.replay.updates):
         state, metrics, stats = _update(setup, state.replace(step=step), batch, keys)
-    if setup.stream.size:
+    if setup.size:
         state = stream.store_batch(setup, state, batch, stats, step, keys.write)
     return state, metrics
 
@@ -171,35 +61,50 @@ def _update(setup, state, batch, keys):
       the state, metrics, and on a stream `stream.RowStats` of the incoming rows.
     """
     base, strategy, parts = setup.base, setup.strategy, setup.parts
-    extra, key = state.extra, keys.step
-    moment = records.Moment(key, state.task, core.progress(state))
+    extra, key, progress = state.extra, keys.step, core.progress(state)
 
     # Views, and what a memory adds to them
     views = parts.augment(keys.augment, batch["image"])
     reading = strategy.read(extra.strategy, keys, views, parts)
-    if setup.stream is not None:
+    if setup.online:
         reading = stream.add_rows(setup, extra.memory, keys, reading)
-    inputs = _gather_inputs(setup, state, key, batch, reading)
+    if parts.local is not None:
+        local = parts.local(jax.random.fold_in(key, _LOCAL), batch["image"])
+        reading = reading._replace(local=local)
+    images = reading.views.reshape((-1, *reading.views.shape[2:]))
+    if setup.drops:
+        reading = reading._replace(key=jax.random.fold_in(key, _BRANCHES))
+    if base.masks:
+        reading = _hide_patches(setup, key, reading)
 
     # Targets without gradient
-    first = jnp.zeros((), bool)  # there is no teacher yet
-    if _follows_tasks(strategy):
+    first = None  # bool[], there is no teacher yet; None: there is one from the start
+    if strategy.teacher and strategy.teacher.follows == "task":
         first = (state.task == 0) & (not parts.starts_pretrained)
-    targets, slow_stats = _compute_targets(
-        setup, state, moment, batch, reading, inputs, first
-    )
+    targets, slow_stats = _compute_targets(setup, state, batch, reading, images, first)
+    if base.prepare is not None:
+        targets["prepared"] = base.prepare(key, state.task, progress, setup.dim)
 
     # Loss and gradients
-    losses, which = _list_losses(setup, reading, first)
-    (loss, terms, features, stats), grads = networks.loss_and_grads(
-        setup.networks, inputs, state.params, targets, losses, which
+    if setup.online:
+        losses, which = stream.list_losses(setup, reading)
+    else:
+        losses, which = [lambda x: (compute_loss(base, strategy, x), {})], first
+        if first is not None:
+            losses = [lambda x: (base.loss(x), {}), *losses]
+    (loss, terms, features, stats), grads = loss_and_grads(
+        functools.partial(forward, setup, state.stats, images, reading),
+        state.params,
+        targets,
+        losses,
+        which,
     )
     if base.mask_gradients is not None:
-        of_base = {name: grads[name] for name in setup.networks.own}
-        grads = grads | base.mask_gradients(moment, of_base)
+        of_base = {name: grads[name] for name in setup.base_params}
+        grads = grads | base.mask_gradients(state.task, progress, of_base)
     if setup.head_steps:
         grads = hold_encoder(setup, state, grads)
-    lr, of_strategy = parts.lr(moment.progress, state.task), extra.strategy
+    lr, of_strategy = parts.lr(progress, state.task), extra.strategy
     if strategy.change_gradients is not None:
         grads, of_strategy = strategy.change_gradients(of_strategy, state, grads, lr)
 
@@ -208,37 +113,317 @@ def _update(setup, state, batch, keys):
     if setup.head_steps:
         after = keep_encoder(setup, state, after)
     extra = extra._replace(strategy=of_strategy)
-    extra = _update_extra(setup, extra, after.params, moment, features, reading, ~first)
     if base.momentum:
-        extra = extra._replace(momentum_stats=slow_stats)
+        start, end = base.momentum
+        decay = optim.momentum_schedule(progress, start=start, end=end)
+        copied = {name: after.params[name] for name in extra.momentum}
+        extra = extra._replace(
+            momentum=optim.ema(extra.momentum, copied, decay),
+            momentum_stats=slow_stats,
+        )
+    taught = True if first is None else ~first
+    extra = _update_states(setup, extra, features, reading, taught)
     if strategy.store is not None:
         stored = strategy.store(
             extra.strategy, keys.write, batch["image"], features, reading
         )
         extra = extra._replace(strategy=stored)
-    after = networks.average_teacher(strategy.teacher, after.replace(extra=extra))
+    after = after.replace(extra=extra)
+    if strategy.teacher is not None and strategy.teacher.follows == "ema":
+        after = after.replace(extra=_move_teacher(after, strategy.teacher.ema))
     metrics = {"loss": loss, "lr": lr, "grad_norm": optax.tree.norm(grads)}
     if strategy.student is not None:
         finite = jnp.isfinite(features.f).all(axis=-1)
         metrics["untaught"] = jnp.mean(~finite)  # share of views
-    if setup.stream is None:
+    if not setup.online:
         return after, metrics, None
     return stream.finish_update(setup, after, metrics | terms, features, reading)
 
 
-def _list_losses(setup, reading, first):
-    """List the losses of the step: one, or two of which the step takes one.
+def compute_loss(
+    base: records.Base, strategy: records.Strategy, x: records.Features
+) -> jax.Array:
+    """Compute the loss of the tasks after the first, f32[]."""
+    if strategy.loss is not None:
+        return strategy.loss(base, x)
+    total = base.loss(x)
+    if strategy.term is None:
+        return total
+    return total + strategy.weight * strategy.term(base, x)
+
+
+def _hide_patches(setup, key, reading):
+    """Draw the same number of patches in each view; a share of the views hides them."""
+    count, views, height, width, _ = reading.views.shape
+    rows, patches = count * views, _count_patches(setup, height, width)
+    share, chance = setup.base.masks
+    k_places, k_hides = jax.random.split(jax.random.fold_in(key, _MASKS))
+    order = jnp.argsort(jax.random.uniform(k_places, (rows, patches)), axis=1)
+    hides = jax.random.bernoulli(k_hides, chance, (rows,)).astype(jnp.int32)
+    return reading._replace(
+        places=order[:, : max(round(share * patches), 1)], hides=hides
+    )
+
+
+def _count_patches(setup, height, width):
+    """Count the patches that the encoder sees in an image."""
+    side = tuning.bare_module(setup.parts.encoder).patch
+    return (height // side) * (width // side)
+
+
+def _compute_targets(setup, state, batch, reading, images, first):
+    """Compute the outputs of slow network and teacher, and gather what losses read.
+
+    The first task has no teacher, unless the encoder was trained before: then it is the
+    teacher, with the projector that the run begins with.
 
     Returns:
-      functions of `Features`, (loss, metrics); of two, bool[], True takes the first.
+      fields of `records.Features`, and the slow network's statistics after its pass.
+    """
+    base, strategy, extra = setup.base, setup.strategy, state.extra
+    project = functools.partial(_project_views, setup, images, reading)
+    targets, slow_stats = dict(reading.features), {}
+    if base.momentum:
+        _, targets["k"], targets["slow_patches"], slow_stats = project(
+            extra.momentum, extra.momentum_stats, train=True, patches=True
+        )
+    if strategy.teacher:
+
+        def teach():
+            train = strategy.teacher.statistics == "batch"
+            h, f, *_ = project(extra.teacher, extra.teacher_stats, train=train)
+            reads_h = "h" in (*base.reads, *strategy.reads)
+            return {"f": f, "frozen_h": h} if reads_h else {"f": f}
+
+        if first is None:
+            targets |= teach()
+        else:
+            shapes = jax.eval_shape(teach)
+            absent = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+            targets |= jax.lax.cond(first, lambda: absent, teach)
+    if strategy.student is not None:
+        rows = setup.parts.teacher.embed(batch["constants"], images)
+        targets["f"] = rows.reshape(-1, reading.views.shape[1], rows.shape[-1])
+    targets |= dict(
+        label=None if setup.online else batch["label"],
+        index=batch["index"] if "index" in base.reads else None,
+        hides=reading.hides,
+        slow_params=extra.momentum,
+        frozen_params=extra.teacher,
+        state=extra.base,
+    )
+    return targets, slow_stats
+
+
+def loss_and_grads(
+    run: Callable,
+    params: core.PyTree,
+    targets: dict,
+    losses: Sequence[Callable],
+    which: jax.Array | None = None,
+):
+    """Compute a loss of the networks' outputs, and its gradients by the parameters.
+
+    Two losses are branches of a `cond`. On CPU the gradient of a convolution is slow
+    inside a cond, and residuals of both branches, as large as the logits, would leave
+    it. So each branch takes its gradient by the outputs, and one `vjp` of the networks
+    stands outside.
+
+    Args:
+      run: pass through the networks that learn, params -> outputs, statistics.
+      params: parameters of all networks that learn.
+      targets: the other fields of `records.Features`.
+      losses: functions of `Features`, (loss, metrics); one, or two to choose from.
+      which: bool[], takes the first of two losses, else the second.
+
+    Returns:
+      (loss, metrics, `Features`, statistics after the pass), gradients.
+    """
+    outputs, params_vjp, stats = jax.vjp(run, params, has_aux=True)
+
+    gradient = jax.value_and_grad(
+        lambda loss, outputs: loss(records.Features(**outputs, **targets)),
+        argnums=1,
+        has_aux=True,
+    )
+    branches = [functools.partial(gradient, loss) for loss in losses]
+    if which is None:
+        (loss, metrics), output_grads = branches[0](outputs)
+    else:
+        (loss, metrics), output_grads = jax.lax.cond(which, *branches, outputs)
+    (grads,) = params_vjp(output_grads)
+    return (loss, metrics, records.Features(**outputs, **targets), stats), grads
+
+
+def forward(setup, stats, images, reading: records.Reading, params: core.PyTree):
+    """Pass images through the networks that learn.
+
+    Args:
+      setup: constants of the method.
+      stats: running statistics of the networks that learn.
+      images: f32[VB,H,W,C], the V views of an example one after another.
+      reading: the other images of the step.
+      params: parameters of all networks that learn.
+
+    Returns:
+      name -> output, fields of `records.Features`; the statistics after the pass.
+    """
+    views, key = reading.views.shape[1], reading.key
+    h, rows, after, patches = _pass_copied(
+        setup, params, stats, images, reading, train=True, key=key
+    )
+    o = p = replayed_z = local_z = None
+    if setup.predictor.nets:
+        o, new = setup.predictor(params, stats, rows, train=True, groups=views)
+        o, after = o.reshape(-1, views, setup.dim), after | new
+    if setup.distiller.nets:
+        # Rows that are not aligned do not enter the statistics of g.
+        aligned = rows
+        if setup.online and not setup.every_row:
+            aligned = rows[: 2 * setup.beside]
+        queries = setup.base.distiller_input(aligned)
+        p, new = setup.distiller(params, stats, queries, train=True, groups=views)
+        p, after = p.reshape(-1, views, setup.dim), after | new
+    if setup.student.nets:
+        p, new = setup.student(params, stats, h, train=True, groups=views)
+        p, after = p.reshape(-1, views, p.shape[-1]), after | new
+    if reading.local is not None:
+        count, crops = reading.local.shape[1], reading.local
+        local_z, new = setup.copied(
+            params,
+            after,
+            crops.reshape(-1, *crops.shape[2:]),
+            train=True,
+            groups=count,
+            key=None if key is None else jax.random.fold_in(key, 2),
+        )
+        local_z, after = local_z.reshape(-1, count, setup.dim), after | new
+    if reading.replayed is not None:
+        replayed_z, after = _pass_replayed(setup, params, after, reading)
+    names = [n for n in params if n.removeprefix("distil_") in setup.base_params]
+    reads_h = "h" in (*setup.base.reads, *setup.strategy.reads)
+    outputs = {
+        "z": rows.reshape(-1, views, setup.dim),
+        "o": o,
+        "p": p,
+        "replayed": replayed_z,
+        "local": local_z,
+        "h": h.reshape(-1, views, h.shape[-1]) if reads_h else None,
+        "params": {name: params[name] for name in names},
+        "patches": patches,
+    }
+    return outputs, after
+
+
+def _project_views(setup, images, reading, params, stats, *, train, patches=False):
+    """Project the views of a step by a network that does not learn.
+
+    Args:
+      setup: constants of the method.
+      images: f32[VB,H,W,C].
+      reading: says which patches of the images iBOT hides.
+      params, stats: of encoder and projector, and maybe others.
+      train: as in `chain.Chain`.
+      patches: project masked patches, too; this network sees them.
+
+    Returns:
+      features of the encoder f32[B,V,H], projections f32[B,V,D], projections of the
+      patches or None, and the statistics after the pass.
+    """
+    views = reading.views.shape[1]
+    if patches and reading.places is not None:
+        reading = reading._replace(hides=0 * reading.hides)
+    else:
+        reading = reading._replace(places=None)
+    h, z, after, patches = _pass_copied(
+        setup, params, stats, images, reading, train=train
+    )
+    h, z = (x.reshape(-1, views, x.shape[-1]) for x in (h, z))
+    return h, z, patches, after
+
+
+def _pass_copied(setup, params, stats, images, reading, *, train, key=None):
+    """Pass the views through encoder and projector.
+
+    Args:
+      setup: constants of the method.
+      params, stats: of encoder and projector, and maybe others.
+      images: f32[N,H,W,C].
+      reading: says which patches to project, and which of them are hidden.
+      train, key: as in `chain.Chain`.
+
+    Returns:
+      Features of the encoder f32[N,H], projections f32[N,D], statistics after the pass,
+      projections of the patches f32[N,M,D] or None.
+    """
+    encoder, projector = (
+        chain.Chain({name: net}) for name, net in setup.copied.nets.items()
+    )
+    views, places = reading.views.shape[1], reading.places
+    hidden = patches = None
+    if places is not None:
+        count = _count_patches(setup, *images.shape[1:3])
+        hidden = jax.nn.one_hot(places, count, dtype=bool, axis=-1).any(axis=1)
+        hidden &= (reading.hides > 0)[:, None]
+    h, after = encoder(
+        params, stats, images, train=train, groups=views, key=key, hidden=hidden
+    )
+    if places is not None:
+        h, tokens = h
+        chosen = jnp.take_along_axis(tokens, places[..., None], axis=1)
+        rows, _ = projector(
+            params, stats, chosen.reshape(-1, chosen.shape[-1]), train=train
+        )
+        patches = rows.reshape(*places.shape, setup.dim)
+    z, more = projector(params, stats, h, train=train, groups=views)
+    return h, z, after | more, patches
+
+
+def _pass_replayed(setup, params, stats, reading):
+    """Project replayed images, f32[R,D]; return the moved statistics, too."""
+    key = None if reading.key is None else jax.random.fold_in(reading.key, 1)
+    rows, moved = setup.copied(params, stats, reading.replayed, train=True, key=key)
+    # In the first step of a run nothing is stored, and the images are blank.
+    some = jnp.any(reading.features["stored_mask"])
+    return rows, stats | {
+        name: jax.tree.map(lambda a, b: jnp.where(some, a, b), new, stats[name])
+        for name, new in moved.items()
+    }
+
+
+def _update_states(setup, extra, features, reading, taught):
+    """Update the states of base and strategy after a step.
+
+    Args:
+      taught: bool[], there is a teacher.
     """
     base, strategy = setup.base, setup.strategy
-    if setup.stream is not None:
-        return stream.list_losses(setup, reading)
-    losses = [lambda x: (strategy.compute_loss(base, x), {})]
-    if not _follows_tasks(strategy):
-        return losses, None
-    return [lambda x: (base.loss(x), {}), *losses], first
+    groups = [(features, True, True)]
+    if setup.online:
+        groups = stream.group_rows(setup, features, reading)
+    of_base, of_strategy = extra.base, extra.strategy
+    for rows, active, aligned in groups:
+        if base.update is not None:
+            of_base = base.update(of_base, rows, active=active, aligned=aligned)
+        if strategy.update is not None:
+            active = active & taught
+            of_strategy = strategy.update(
+                of_strategy, rows, active=active, aligned=aligned
+            )
+    return extra._replace(base=of_base, strategy=of_strategy)
+
+
+def _move_teacher(state, keep) -> records.Extra:
+    """Move the teacher and its statistics to the networks; the share `keep` stays.
+
+    Returns:
+      `extra` of the state.
+    """
+    extra, moved = state.extra, {}
+    for name, tree in (("teacher", state.params), ("teacher_stats", state.stats)):
+        old = getattr(extra, name)
+        moved[name] = optim.ema(old, {net: tree[net] for net in old}, keep)
+    return extra._replace(**moved)
 
 
 def end_warm_up(setup, state):
@@ -252,8 +437,7 @@ def end_warm_up(setup, state):
     opt_state = jax.tree.map(change, fresh, state.opt_state)
     if setup.strategy.teacher and setup.parts.starts_pretrained:
         params, stats = (
-            networks.copy_names(setup.networks, tree)
-            for tree in (state.params, state.stats)
+            networks.copy_names(setup, tree) for tree in (state.params, state.stats)
         )
         extra = extra._replace(
             teacher=jax.tree.map(change, params, extra.teacher),
@@ -265,8 +449,8 @@ def end_warm_up(setup, state):
 def hold_encoder(setup, state, grads):
     """Zero the gradient of the encoder in the first steps."""
     waits = state.step < setup.head_steps
-    held = jax.tree.map(lambda g: jnp.where(waits, 0.0, g), grads["encoder"])
-    return {**grads, "encoder": held}
+    zeroed = jax.tree.map(lambda g: jnp.where(waits, 0.0, g), grads["encoder"])
+    return {**grads, "encoder": zeroed}
 
 
 def keep_encoder(setup, before, after):
@@ -278,116 +462,11 @@ def keep_encoder(setup, before, after):
         is_number = jnp.issubdtype(new.dtype, jnp.floating)
         return jnp.where(waits, old, new) if is_number else new
 
-    kept = {
+    trees = {
         name: {**tree, "encoder": jax.tree.map(keep, old["encoder"], tree["encoder"])}
         for name, old, tree in (
             ("params", before.params, after.params),
             ("stats", before.stats, after.stats),
         )
     }
-    return after.replace(**kept)
-
-
-def _gather_inputs(setup, state, key, batch, reading) -> networks.Inputs:
-    """Gather what the pass of `networks.forward` needs besides the parameters."""
-    parts, local, distilled = setup.parts, None, None
-    if setup.stream is not None and not setup.stream.every_row:
-        distilled = 2 * setup.stream.beside
-    if parts.local is not None:
-        local = parts.local(jax.random.fold_in(key, _LOCAL), batch["image"])
-    return networks.Inputs(
-        state.stats,
-        reading.views.reshape((-1, *reading.views.shape[2:])),
-        views=reading.views.shape[1],
-        distilled=distilled,
-        key=jax.random.fold_in(key, _BRANCHES) if setup.networks.drops else None,
-        local=local,
-        replayed=reading.replayed,
-        stored_mask=reading.features.get("stored_mask"),
-        masks=_draw_masks(setup, key, reading.views) if setup.base.masks else None,
-    )
-
-
-def _draw_masks(setup, key, views) -> records.Masks:
-    """Draw the same number of patches in each view; a share of the views hides them."""
-    rows, (height, width) = views.shape[0] * views.shape[1], views.shape[2:4]
-    side = tuning.bare_module(setup.parts.encoder).patch
-    patches = (height // side) * (width // side)
-    share, chance = setup.base.masks
-    k_places, k_hides = jax.random.split(jax.random.fold_in(key, _MASKS))
-    order = jnp.argsort(jax.random.uniform(k_places, (rows, patches)), axis=1)
-    hides = jax.random.bernoulli(k_hides, chance, (rows,))
-    count = max(round(share * patches), 1)
-    return records.Masks(order[:, :count], hides.astype(jnp.int32), patches)
-
-
-def _compute_targets(setup, state, moment, batch, reading, inputs, first):
-    """Compute all that the losses read besides the outputs of the network that learns.
-
-    The first task has no teacher, unless the encoder was trained before: then it is the
-    teacher, with the projector that the run begins with.
-
-    Returns:
-      fields of `records.Features`, and the slow network's statistics after its pass.
-    """
-    base, strategy, extra = setup.base, setup.strategy, state.extra
-    project = functools.partial(networks.project_views, setup.networks, inputs=inputs)
-    targets, slow_stats = dict(reading.features), {}
-    if base.momentum:
-        _, targets["k"], targets["slow_patches"], slow_stats = project(
-            extra.momentum, extra.momentum_stats, train=True, patches=True
-        )
-    if strategy.teacher:
-
-        def teach():
-            train = strategy.teacher.statistics == "batch"
-            h, f, *_ = project(extra.teacher, extra.teacher_stats, train=train)
-            return {"f": f, "frozen_h": h} if setup.networks.features else {"f": f}
-
-        if not _follows_tasks(strategy):
-            targets |= teach()
-        else:
-            shapes = jax.eval_shape(teach)
-            absent = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-            targets |= jax.lax.cond(first, lambda: absent, teach)
-    targets |= dict(
-        label=None if setup.stream else batch["label"],
-        index=batch["index"] if base.indexed else None,
-        hides=None if inputs.masks is None else inputs.masks.hides,
-        slow_params=extra.momentum,
-        frozen_params=extra.teacher,
-        state=extra.base,
-    )
-    if strategy.student is not None:
-        taught = setup.parts.teacher.embed(batch["constants"], inputs.images)
-        targets["f"] = taught.reshape(-1, inputs.views, taught.shape[-1])
-    if base.prepare is not None:
-        targets["prepared"] = base.prepare(moment, setup.networks.dim)
-    return targets, slow_stats
-
-
-def _update_extra(setup, extra, params, moment, features, reading, taught) -> Extra:
-    """Move slow network, and the states of base and strategy, after a step.
-
-    Args:
-      params: after the step.
-      taught: bool[], there is a teacher.
-    """
-    base, strategy = setup.base, setup.strategy
-    if base.momentum:
-        decay = optim.momentum_schedule(moment.progress, **base.momentum._asdict())
-        copied = {name: params[name] for name in extra.momentum}
-        extra = extra._replace(momentum=optim.ema(extra.momentum, copied, decay))
-    groups = [(features, True, True)]
-    if setup.stream is not None:
-        groups = stream.group_rows(setup, features, reading)
-    of_base, of_strategy = extra.base, extra.strategy
-    for rows, active, aligned in groups:
-        if base.update is not None:
-            of_base = base.update(of_base, rows, active=active, aligned=aligned)
-        if strategy.update is not None:
-            active = active & taught
-            of_strategy = strategy.update(
-                of_strategy, rows, active=active, aligned=aligned
-            )
-    return extra._replace(base=of_base, strategy=of_strategy)
+    return after.replace(**trees)

@@ -2,7 +2,7 @@
 
 A row of the memory has the image and the items that a strategy or the memory's policy
 reads. These items change with every use. In a batch of an update the replayed rows come
-first. `setup` is that of `step.py`.
+first.
 """
 
 import functools
@@ -33,7 +33,7 @@ def create(setup, batch):
     """Make the memory before the first batch.
 
     Args:
-      setup: of `step.py`.
+      setup: constants of the method.
       batch: an example; only the shapes of its images are read.
 
     Returns:
@@ -41,14 +41,14 @@ def create(setup, batch):
       stores one, and the items that the policy reads; the counts of the policy.
     """
     parts, replay = setup.parts, setup.parts.replay
-    scalar, vector = jnp.zeros((), jnp.int32), jnp.zeros((setup.networks.dim,))
+    scalar, vector = jnp.zeros((), jnp.int32), jnp.zeros((setup.dim,))
     example = {"image": batch["image"][0], "label": scalar, "task": scalar}
-    if setup.strategy.stores:
+    if setup.strategy.stored_momentum is not None:
         example["projection"] = vector
     blank = {"feature": vector, "used": scalar > 0, "number": scalar}
     blank |= {"loss": jnp.zeros(()), "draws": scalar, "score": jnp.zeros(())}
-    example |= {name: blank[name] for name in setup.stream.policy.reads}
-    counts = setup.stream.policy.start(parts.num_classes, parts.num_tasks)
+    example |= {name: blank[name] for name in setup.policy.reads}
+    counts = setup.policy.start(parts.num_classes, parts.num_tasks)
     return sharded.create(example, replay), counts
 
 
@@ -65,22 +65,22 @@ def split_keys(key: jax.Array, updates: int) -> list[records.StepKeys]:
 
 def add_rows(setup, memory, keys, reading: records.Reading) -> records.Reading:
     """Put replayed rows before the incoming ones, or mix them in."""
-    stream, parts, mix = setup.stream, setup.parts, setup.strategy.mix
-    if not stream.size:
+    size, parts, mix = setup.size, setup.parts, setup.strategy.mix
+    if not size:
         return reading._replace(active=jnp.zeros((), bool))
-    active = jnp.sum(memory.filled) > stream.size
-    drawn = sharded.sample(memory, keys.draw, stream.size)
+    active = jnp.sum(memory.filled) > size
+    drawn = sharded.sample(memory, keys.draw, size)
     items, views = sharding.shard_rows_in_jit(drawn[0]), reading.views
     replayed = parts.augment(keys.augment_drawn, items["image"])
     if mix:
-        exist = jnp.broadcast_to(active, stream.size)
+        exist = jnp.broadcast_to(active, size)
         views, new = stored_examples.mix_examples(keys.mix, mix, views, replayed, exist)
         share = 1 - new
     else:
         # A blank image would enter the batch statistics.
-        repeated = views[jnp.arange(stream.size) % len(views)]
+        repeated = views[jnp.arange(size) % len(views)]
         views = jnp.concatenate([jnp.where(active, replayed, repeated), views])
-        share = stream.size / len(views)
+        share = size / len(views)
     stored = {"stored": items.get("projection")}
     return records.Reading(views, None, reading.features | stored, drawn, active, share)
 
@@ -92,7 +92,7 @@ def list_losses(setup, reading: records.Reading):
       functions of `Features`, (loss, metrics), and which of them is taken, bool[]; one
       function and None where no rows pass beside the incoming ones.
     """
-    beside = setup.stream.beside
+    beside = setup.beside
     starts = (0, beside) if beside else (0,)
     losses = [functools.partial(_compute_loss, setup, start) for start in starts]
     return losses, reading.active if beside else None
@@ -100,15 +100,15 @@ def list_losses(setup, reading: records.Reading):
 
 def _compute_loss(setup, start, features):
     """Compute the loss from row `start` on: 0, or the number of replayed rows."""
-    base, strategy, beside = setup.base, setup.strategy, setup.stream.beside
+    base, strategy, beside = setup.base, setup.strategy, setup.beside
     rows, replayed = _cut_rows(features, start, None), _cut_rows(features, 0, beside)
     loss = base.loss(rows)
     align = past = jnp.zeros_like(loss)
     replays = beside > 0 and start == 0
     if replays:
         past = base.loss(replayed)
-    if strategy.term and (setup.stream.every_row or replays):
-        align = strategy.term(base, rows if setup.stream.every_row else replayed)
+    if strategy.term and (setup.every_row or replays):
+        align = strategy.term(base, rows if setup.every_row else replayed)
     terms = {
         "stream_loss": base.loss(_cut_rows(features, beside, None)),
         "replay_loss": past,
@@ -130,7 +130,7 @@ def group_rows(setup, features: records.Features, reading: records.Reading) -> l
     Returns:
       (features, active, aligned) of each group, see `records.Base.update`.
     """
-    beside = setup.stream.beside
+    beside = setup.beside
     aligned = beside in (0, len(features.z) - beside)
     groups: list = [(_cut_rows(features, beside, None), True, aligned)]
     if beside:
@@ -145,7 +145,7 @@ def finish_update(setup, state, metrics, features, reading):
     Returns:
       the state, metrics, and `RowStats` of the incoming rows.
     """
-    beside, active = setup.stream.beside, reading.active
+    beside, active = setup.beside, reading.active
     stats = row_stats(setup, features, active)
     if beside:
         replayed = jax.tree.map(lambda x: x[:beside], stats)
@@ -170,9 +170,9 @@ def row_stats(setup, features: records.Features, active: jax.Array) -> RowStats:
     query = features.z if features.o is None else features.o
     target = features.z if features.k is None else features.k
     score = None
-    if setup.stream.size and "score" in setup.stream.policy.reads:
+    if setup.size and "score" in setup.policy.reads:
         slopes = pair_slopes(query, target)
-        past = jnp.sum(slopes[: setup.stream.size], axis=0, keepdims=True)
+        past = jnp.sum(slopes[: setup.size], axis=0, keepdims=True)
         score = diversity.similarity_score(slopes, past, active[None])
     return RowStats(features.z, pair_losses(query, target), score)
 
@@ -213,7 +213,7 @@ def update_stored(setup, memory, drawn, stats, active):
     """Move what the memory stores of replayed rows to their new values.
 
     Args:
-      setup: of `step.py`.
+      setup: constants of the method.
       memory: the buffer before.
       drawn: items, mask and slots of the R replayed rows, as of `buffer.sample`.
       stats: `RowStats` of these rows.
@@ -226,10 +226,10 @@ def update_stored(setup, memory, drawn, stats, active):
     items, _, slots = drawn
     z = stats.z
     changes = {}
-    if setup.strategy.stored_momentum is not None:
+    keep = setup.strategy.stored_momentum
+    if keep is not None and keep < 1:
         mean = jnp.mean(z, axis=1)
-        moved = optim.ema(items["projection"], mean, setup.strategy.stored_momentum)
-        changes["projection"] = moved
+        changes["projection"] = optim.ema(items["projection"], mean, keep)
     if "feature" in items:
         # DUEL's policy, which stores no "used", moves the vector from the first use on.
         used = items.get("used", jnp.ones(len(z), bool))
@@ -278,7 +278,7 @@ def store_batch(setup, state, batch, stats, number, key):
         "draws": jnp.zeros(count, jnp.int32),
         "score": stats.score,
     }
-    items = {name: new[name] for name in setup.stream.policy.reads}
-    if setup.strategy.stores:
+    items = {name: new[name] for name in setup.policy.reads}
+    if setup.strategy.stored_momentum is not None:
         items["projection"] = jnp.mean(stats.z, axis=1)
-    return online.write_batch(setup.stream.policy, state, key, batch, items)
+    return online.write_batch(setup.policy, state, key, batch, items)

@@ -37,6 +37,6 @@ def make(
         linear_lr=3.0,
         projector=mlp.PREDICTED,
         predictor_hidden_dim=predictor_hidden_dim,
-        momentum=records.Momentum(momentum_start, momentum_end),
+        momentum=(momentum_start, momentum_end),
         one_row=True,
     )

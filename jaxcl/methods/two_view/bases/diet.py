@@ -34,7 +34,7 @@ def make(
     return records.Base(
         loss,
         projector=mlp.ProjectorShape(0, False, 1, rows or 0),
-        indexed=True,
+        reads=("index",),
         one_row=True,
         strategies=("finetune", "lwf_features", "l2_sp"),
     )

@@ -17,6 +17,7 @@ Departures:
   paper has 65,536.
 """
 
+import functools
 from typing import Annotated, Literal, NamedTuple
 
 import jax
@@ -31,11 +32,11 @@ _CENTRE_MOMENTUM = 0.9  # of the mean of logits, as in the paper
 
 
 def warm_temperature(
-    moment: records.Moment, start: float, end: float, share: float
+    task: jax.Array, progress: jax.Array, start: float, end: float, share: float
 ) -> jax.Array:
     """Choose the targets' temperature, f32[]: it rises in a share of the first task."""
-    done = jnp.float32(moment.progress) / max(share, 1e-6)
-    done = jnp.where(moment.task > 0, 1.0, jnp.minimum(done, 1.0))
+    done = jnp.float32(progress) / max(share, 1e-6)
+    done = jnp.where(task > 0, 1.0, jnp.minimum(done, 1.0))
     if share == 0:
         done = 1.0
     return start + (end - start) * done
@@ -155,19 +156,16 @@ def make(
         distance="cosine",
         linear_lr=3.0,
         projector=mlp.BOTTLENECK,
-        momentum=records.Momentum(momentum_start, momentum_end),
-        local=True,
+        momentum=(momentum_start, momentum_end),
+        reads=("local", "h") if koleo else ("local",),
         one_row=not koleo,
-        features=bool(koleo),
         masks=(mask_share, mask_chance) if ibot else None,
         unread=("centre_momentum",) if unread else (),
         init_params=lambda key, dim: forms.init_prototypes(key, prototypes, dim),
         init_state=init_state if centred else None,
-        prepare=lambda moment, dim: warm_temperature(
-            moment, target_start, target_temperature, target_warmup
+        prepare=lambda key, task, progress, dim: warm_temperature(
+            task, progress, target_start, target_temperature, target_warmup
         ),
-        mask_gradients=lambda moment, grads: forms.hold_prototypes(
-            moment, grads, prototypes_held
-        ),
+        mask_gradients=functools.partial(forms.hold_prototypes, share=prototypes_held),
         update=update,
     )

@@ -50,7 +50,7 @@ def make(
         distance=distance,
         linear_lr=0.3,
         projector=mlp.NORMAL,
-        local=True,
+        reads=("local",),
         negative_weight=0.92,  # VICReg's 23 of 25
-        prepare=lambda moment, dim: draw_slices(moment.key, slices, dim),
+        prepare=lambda key, task, progress, dim: draw_slices(key, slices, dim),
     )

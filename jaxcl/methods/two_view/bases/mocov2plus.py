@@ -45,7 +45,7 @@ def make(
         )
         return sum(terms) / 2
 
-    def pnr(x, terms):
+    def pnr(x, pn1, pn2):
         return distill.pnr_moco(
             *core.split_views(x.z, x.k, x.p, x.f),
             x.state.rows,
@@ -53,8 +53,8 @@ def make(
             temperature=temperature,
             distill_temperature=distill_temperature,
             form=form,
-            pn1=terms.pn1,
-            pn2=terms.pn2,
+            pn1=pn1,
+            pn2=pn2,
             unit_queues=True,
             logsumexp=logsumexp,
         )
@@ -64,7 +64,7 @@ def make(
         forms.distil_contrast(distill_temperature, form, logsumexp),
         pnr,
         linear_lr=3.0,
-        momentum=records.Momentum(momentum_start, momentum_end),
+        momentum=(momentum_start, momentum_end),
         # The released code hands g the already normalised query.
         distiller_input=core.l2_normalize,
         one_row=True,

@@ -30,12 +30,12 @@ def make(
             logsumexp=logsumexp,
         )
 
-    def pnr(x, terms):
+    def pnr(x, pn1, pn2):
         return distill.pnr_simclr(
             *core.split_views(x.z, x.p, x.f),
             temperature=distill_temperature,
-            pn1=terms.pn1,
-            pn2=terms.pn2,
+            pn1=pn1,
+            pn2=pn2,
             logsumexp=logsumexp,
         )
 

@@ -29,14 +29,14 @@ def make(
         labels = x.label.repeat(2)  # rows 2i and 2i + 1 are the views of i
         return contrastive.sup_con(rows, labels, temperature=temperature)
 
-    def pnr(x, terms):
+    def pnr(x, pn1, pn2):
         return distill.pnr_supcon(
             *core.split_views(x.z, x.p, x.f),
             x.label,
             temperature=temperature,
             distill_temperature=distill_temperature,
-            pn1=terms.pn1,
-            pn2=terms.pn2,
+            pn1=pn1,
+            pn2=pn2,
             other_classes=pseudo_negatives == "other_classes",
         )
 
@@ -45,5 +45,5 @@ def make(
         forms.distil_contrast(distill_temperature, form),
         pnr,
         linear_lr=1.0,
-        supervised=True,
+        reads=("label",),
     )

@@ -10,6 +10,8 @@ Departures:
 - The time with frozen prototypes is a share of the first task, not an epoch.
 """
 
+import functools
+
 import jax.numpy as jnp
 
 from jaxcl import core, schema
@@ -62,9 +64,7 @@ def make(
         distance="cosine",
         linear_lr=0.3,
         projector=mlp.ASSIGNED,
-        local=True,
+        reads=("local",),
         init_params=lambda key, dim: forms.init_prototypes(key, prototypes, dim),
-        mask_gradients=lambda moment, grads: forms.hold_prototypes(
-            moment, grads, prototypes_held
-        ),
+        mask_gradients=functools.partial(forms.hold_prototypes, share=prototypes_held),
     )

@@ -32,6 +32,5 @@ def make(
         term,
         weight,
         distiller_hidden_dim=distill_hidden_dim,
-        stores=True,
         stored_momentum=stored_momentum,
     )

@@ -32,15 +32,15 @@ def make(
         others, mask, items = stored_examples.draw_examples(
             state, keys, len(views), parts
         )
-        fixed = {"stored": items["projection"], "stored_mask": mask}
-        return records.Reading(views, others[:, 0], fixed, items)
+        stored = {"stored": items["projection"], "stored_mask": mask}
+        return records.Reading(views, others[:, 0], stored, items)
 
     return records.Strategy(
         term,
         weight,
-        stores=True,
-        init_state=lambda example: stored_examples.create_memory(
-            example, memory_size, projections=True
+        stored_momentum=1.0,
+        init_state=lambda setup, key, params, image: stored_examples.create_memory(
+            image, memory_size, setup.dim
         ),
         read=read,
         store=stored_examples.write_examples,

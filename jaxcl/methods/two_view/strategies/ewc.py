@@ -40,7 +40,7 @@ def make(
         return jax.tree.map(jnp.add, grads, penalty), fisher
 
     return records.Strategy(
-        init_state=lambda example: importance.create(example.params),
+        init_state=lambda setup, key, params, image: importance.create(params),
         change_gradients=change_gradients,
         end_task=importance.consolidate,
     )

@@ -42,8 +42,8 @@ def make(*, alpha: schema.Weight = 0.1) -> records.Strategy:
         return {**grads, "encoder": pulled}, anchor
 
     return records.Strategy(
-        init_state=lambda example: Anchor(
-            core.copy(example.params["encoder"]), jnp.array(example.starts_pretrained)
+        init_state=lambda setup, key, params, image: Anchor(
+            core.copy(params["encoder"]), jnp.array(setup.parts.starts_pretrained)
         ),
         change_gradients=change_gradients,
         end_task=lambda anchor, params: Anchor(

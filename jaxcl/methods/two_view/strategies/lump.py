@@ -25,9 +25,8 @@ def make(
 
     return records.Strategy(
         mix=mix,
-        local=False,  # two views alone are mixed
-        init_state=lambda example: stored_examples.create_memory(
-            example, memory_size, projections=False
+        init_state=lambda setup, key, params, image: stored_examples.create_memory(
+            image, memory_size
         ),
         read=read,
         store=stored_examples.write_examples,

@@ -30,4 +30,4 @@ def make(
         return distill.relative_squared(x.h, x.frozen_h)
 
     teacher = records.Teacher(frozen_bn)
-    return records.Strategy(term, weight, teacher=teacher, features=True)
+    return records.Strategy(term, weight, teacher=teacher, reads=("h",))

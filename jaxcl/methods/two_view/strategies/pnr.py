@@ -5,7 +5,6 @@ Learning", ICML 2024. Non-contrastive bases have no negatives; there it subtract
 distance to the OTHER view's frozen feature (Eq. 5).
 """
 
-import jax
 from absl import logging
 
 from jaxcl import core, schema
@@ -23,13 +22,14 @@ _UNBOUNDED = {
 }
 
 
-def check_form(name: str, base: records.Base, terms: records.PnrTerms) -> None:
+def check_form(
+    name: str, base: records.Base, weight: float, negative_weight: float, pn2: bool
+) -> None:
     """Refuse a base without a form under PNR; warn of a loss that a distance dominates.
 
     Either such a loss has no lower bound, or the distance that it subtracts weighs more
     than the distillation: it is far below 0 where the network has left the frozen one.
     """
-    weight, negative_weight = terms.weight, terms.negative_weight
     if base.pnr is None and base.distance is None:
         raise Refused(
             f"config.method.strategy='pnr': base {name!r} has no form under PNR "
@@ -52,7 +52,7 @@ def check_form(name: str, base: records.Base, terms: records.PnrTerms) -> None:
             "is ruled by the distance to the frozen features: it pays to leave them, "
             "and a negative loss says so"
         )
-    if danger and terms.pn2:
+    if danger and pn2:
         logging.warning(
             "PNR with %s, config.method.strategy.negative_weight=%s and weight=%s %s",
             name,
@@ -60,24 +60,6 @@ def check_form(name: str, base: records.Base, terms: records.PnrTerms) -> None:
             weight,
             danger,
         )
-
-
-def compute_loss(
-    base: records.Base, x: records.Features, terms: records.PnrTerms
-) -> jax.Array:
-    """Compute PNR's loss, f32[].
-
-    Without negatives it is CaSSLe's loss minus lambda times the distance to the OTHER
-    view's frozen feature (Eq. 4 + 5).
-    """
-    if base.pnr is not None:
-        return base.pnr(x, terms)
-    total = base.loss(x) + terms.weight * base.distil(x)
-    if not terms.pn2:
-        return total
-    views = core.split_views(x.p, x.f)
-    apart = distill.pseudo_negative(*views, distance=base.distance)
-    return total - terms.negative_weight * apart
 
 
 @schema.debug(distill_hidden_dim=16)
@@ -106,12 +88,22 @@ def make(
       teacher_ema: share of the old average after each step.
       snapshot_every: batches between snapshots.
     """
-    terms = records.PnrTerms(weight, negative_weight, pn1, pn2)
 
-    def init_state(example):
-        if example.base.queue_size is None:
-            return None
-        return queue.start_queue(example.key, example.base.queue_size, example.dim)
+    def loss(base, x):
+        if base.pnr is not None:
+            return base.pnr(x, pn1, pn2)
+        # CaSSLe's loss minus lambda times the distance to the OTHER view's frozen
+        # feature (Eq. 4 + 5)
+        total = base.loss(x) + weight * base.distil(x)
+        if not pn2:
+            return total
+        views = core.split_views(x.p, x.f)
+        distance = distill.pseudo_negative(*views, distance=base.distance)
+        return total - negative_weight * distance
+
+    def init_state(setup, key, params, image):
+        size = setup.base.queue_size
+        return None if size is None else queue.start_queue(key, size, setup.dim)
 
     def read(state, keys, views, parts):
         queued = {} if state is None else {"frozen_queue": state.rows}
@@ -121,9 +113,9 @@ def make(
         return None if state is None else queue.push_features(state, x.f, **how)
 
     return records.Strategy(
-        lambda base, x: compute_loss(base, x, terms) - base.loss(x),
-        loss=lambda base, x: compute_loss(base, x, terms),
-        check=lambda name, base: check_form(name, base, terms),
+        lambda base, x: loss(base, x) - base.loss(x),
+        loss=loss,
+        check=lambda name, base: check_form(name, base, weight, negative_weight, pn2),
         teacher=records.Teacher(frozen_bn, teacher, teacher_ema, snapshot_every),
         distiller_hidden_dim=distill_hidden_dim,
         init_state=init_state,

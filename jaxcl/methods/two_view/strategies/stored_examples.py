@@ -10,13 +10,11 @@ from jaxcl.memory import buffer, policies
 from jaxcl.methods.two_view import records
 
 
-def create_memory(
-    example: records.Example, size: int, *, projections: bool
-) -> buffer.Buffer:
-    """Create an empty memory of images and, if asked, of their projections."""
-    item = {"image": example.image}
-    if projections:
-        item["projection"] = jnp.zeros((example.dim,))
+def create_memory(image: jax.Array, size: int, dim: int | None = None) -> buffer.Buffer:
+    """Create an empty memory of images, and of projections f32[dim] if there is one."""
+    item = {"image": image}
+    if dim is not None:
+        item["projection"] = jnp.zeros((dim,))
     return buffer.create(item, size)
 
 
@@ -46,7 +44,7 @@ def write_examples(
     stored: Any = memory.items
     items = {name: offered[name] for name in stored}
     slots = policies.reservoir(memory, key, jnp.ones(len(images), bool))
-    return buffer.write(memory, buffer.order_after(slots, reading.drawn), items)
+    return buffer.write(memory, slots, items, after=reading.drawn)
 
 
 def mix_examples(
