@@ -11,7 +11,7 @@ import jaxcl
 from helpers import loss_twins, run_directories, teachers, toy
 from jaxcl import estimate
 from jaxcl.config import files, resolve, sections, teacher
-from jaxcl.methods.two_view import bases, records, strategies
+from jaxcl.methods.two_view import bases, records, step, strategies
 from jaxcl.run import encoder_folder, job, train
 from jaxcl.weights import encoder, export
 
@@ -57,14 +57,14 @@ def test_the_loss_is_the_sum_of_its_terms(spoilt):
     beside = strategies.make_strategy(section | {"base_weight": 0.25})
     x = jax.tree.map(jnp.float32, views_of(z, f, p))
     both = want + 0.25 * loss_twins.nt_xent(z[:, 0], z[:, 1])
-    np.testing.assert_allclose(beside.compute_loss(base, x), both, rtol=1e-5)
+    np.testing.assert_allclose(step.compute_loss(base, beside, x), both, rtol=1e-5)
     alone = strategies.make_strategy(section)  # its head is the projector
     x = x._replace(z=x.p, p=None)
-    np.testing.assert_allclose(alone.compute_loss(base, x), want, rtol=1e-5)
-    grads = jax.grad(lambda z: alone.compute_loss(base, x._replace(z=z)))(x.z)
+    np.testing.assert_allclose(step.compute_loss(base, alone, x), want, rtol=1e-5)
+    grads = jax.grad(lambda z: step.compute_loss(base, alone, x._replace(z=z)))(x.z)
     assert np.isfinite(grads).all() and not grads[~rows].any() and grads[rows].any()
     nowhere = x._replace(f=jnp.full_like(x.f, jnp.nan))
-    assert np.isnan(alone.compute_loss(base, nowhere))  # which ends the run
+    assert np.isnan(step.compute_loss(base, alone, nowhere))  # which ends the run
 
 
 def read(folder, **more):
