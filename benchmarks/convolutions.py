@@ -3,7 +3,7 @@
   taskset -c 0 python benchmarks/convolutions.py --peer
 
 Each form is compiled alone, in float32. "plain" is XLA's convolution, "pieces" that of
-jaxcl/nets/layers.py, "patches" one matrix product with the patches of some images, of
+jaxcl/nets/cpu.py, "patches" one matrix product with the patches of some images, of
 eight at a time. `--peer` needs PyTorch.
 """
 
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxcl.nets import layers
+from jaxcl.nets import cpu
 
 # Rows, side of the map, channels, filters, side of the kernel, stride.
 CASES = (
@@ -86,7 +86,7 @@ def forms(side: int, stride: int) -> dict:
     plain = functools.partial(
         lax.conv_general_dilated, window_strides=(stride,) * 2, **options
     )
-    pieces = functools.partial(layers.conv, strides=(stride,) * 2, **options)
+    pieces = functools.partial(cpu.conv, strides=(stride,) * 2, **options)
     patches = functools.partial(by_patches, stride=stride)
     return dict(zip(FORMS, (plain, pieces, patches), strict=True))
 

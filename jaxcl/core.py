@@ -247,24 +247,6 @@ def descend(parts: Parts, state: TrainState, loss, shares=None):
     return apply_gradients(state, grads, parts.tx, lr, shares), aux, metrics
 
 
-def scan_unrolled(body: Callable, carry: PyTree, rows: PyTree) -> tuple:
-    """Run `jax.lax.scan` without a loop in the compiled program.
-
-    On a CPU the gradients of convolutions are slow in a loop, and
-    `jax.lax.scan(unroll=True)` leaves one where there is a single row.
-
-    Args:
-      body: (carry, row) -> (carry, outputs).
-      carry: before the first row.
-      rows: leaves [N, ...], N at least 1.
-    """
-    outputs = []
-    for i in range(len(jax.tree.leaves(rows)[0])):
-        carry, output = body(carry, jax.tree.map(lambda x, i=i: x[i], rows))
-        outputs.append(output)
-    return carry, jax.tree.map(lambda *x: jnp.stack(x), *outputs)
-
-
 def copy(tree: PyTree) -> PyTree:
     """Copy the arrays into new buffers, so that both trees can be donated."""
     return jax.tree.map(lambda x: jnp.array(x, copy=True), tree)

@@ -9,7 +9,7 @@ import pytest
 from scipy import special
 
 from helpers import twins
-from jaxcl.nets import convnext, layers
+from jaxcl.nets import convnext, cpu
 
 SMALL = dict(depths=(1, 2), width=6, patch=2)
 NETS = {
@@ -89,17 +89,17 @@ def test_equals_the_definition_in_float64(name):
     np.testing.assert_allclose(again, result, atol=1e-5)  # no row sees another
 
 
-@pytest.mark.parametrize("cpu", [True, False])
+@pytest.mark.parametrize("on_cpu", [True, False])
 @pytest.mark.parametrize("shape", [(2, 9, 5, 3), (3, 17, 8, 4), (1, 1, 2, 4)])
 def test_depthwise_and_its_gradients_are_those_of_the_definition(
-    shape, cpu, monkeypatch
+    shape, on_cpu, monkeypatch
 ):
-    monkeypatch.setattr(layers.sharding, "on_cpu", lambda: cpu)
+    monkeypatch.setattr(cpu.sharding, "on_cpu", lambda: on_cpu)
     rng = np.random.default_rng(2)
     x = rng.normal(size=shape).astype(np.float32)
     kernel = rng.normal(size=(7, 7, 1, shape[-1])).astype(np.float32)
     slope = rng.normal(size=shape).astype(np.float32)
-    found, backward = jax.vjp(jax.jit(layers.depthwise), x, kernel)
+    found, backward = jax.vjp(jax.jit(cpu.depthwise), x, kernel)
     np.testing.assert_allclose(
         found, np_depthwise(x.astype(np.float64), kernel), rtol=1e-4, atol=1e-4
     )

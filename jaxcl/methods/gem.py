@@ -103,8 +103,7 @@ def _compute_past_gradients(parts, slope, state, stats, key, size):
 
     past = parts.num_tasks - 1
     each = jnp.arange(past), jax.random.split(key, past)
-    loop = core.scan_unrolled if sharding.on_cpu() else jax.lax.scan
-    return loop(gradient_of, stats, each)
+    return sharding.loop(gradient_of, stats, each)
 
 
 def project(

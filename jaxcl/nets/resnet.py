@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxcl import core, schema
 from jaxcl.errors import Refused
-from jaxcl.nets import layers
+from jaxcl.nets import cpu, layers
 
 # depth -> blocks per stage, kind of block; 10 is for tests and small machines.
 DEPTHS = {
@@ -52,7 +52,7 @@ def _conv_norm(
         use_bias=False,
         dtype=dtype,
         kernel_init=_INITS[init],
-        conv_general_dilated=layers.conv,
+        conv_general_dilated=cpu.conv,
         name=name.format("conv"),
     )(x)
     scale = nn.initializers.zeros if zero else nn.initializers.ones

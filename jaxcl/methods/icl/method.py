@@ -44,7 +44,7 @@ from typing import Annotated, Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from jaxcl import core, schema, sharding
+from jaxcl import core, schema
 from jaxcl.errors import Refused
 from jaxcl.methods.icl import ddpg, orders, passes, steps
 
@@ -239,7 +239,6 @@ def make(
         second_order=second_order,
         distill_weight=distill_weight,
         agent=ddpg.Options(**chosen),
-        unroll=sharding.on_cpu() and not nets.graphs,
     )
     return core.Method(
         init=functools.partial(_init_state, setup),

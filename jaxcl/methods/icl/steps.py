@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcl import core
+from jaxcl import core, sharding
 from jaxcl.losses import prototype
 from jaxcl.methods.icl import ddpg, orders, passes
 
@@ -26,7 +26,6 @@ class StepSetup(NamedTuple):
     second_order: bool
     distill_weight: float
     agent: ddpg.Options
-    unroll: bool  # write the inner steps out one by one; False: a scan
 
 
 class Extra(NamedTuple):
@@ -111,8 +110,9 @@ def _take_inner_steps(setup, state, params, key, old, new):
     keys = jax.random.split(key, steps + 1)
     batches, k_reward = (keys[:-1], old, new), keys[-1]
     carry = params, state.stats, state.extra.agents["old"]
-    loop = core.scan_unrolled if setup.unroll else jax.lax.scan
-    (params, stats, agent), losses_and_rates = loop(inner_step, carry, batches)
+    (params, stats, agent), losses_and_rates = sharding.loop(
+        inner_step, carry, batches, convolves=not setup.passes.graphs
+    )
     if setup.learnt_rate:
         # The next inner loop begins at other weights, so that its first loss is no
         # reward of the last action: the last batch, seen once more, gives it.
