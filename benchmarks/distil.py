@@ -21,7 +21,7 @@ the teacher's space, or the teacher's vectors to the student's. Beside that: par
 milliseconds an image in batches of 64 on this CPU, megabytes of the export.
 
 The same command resumes; all files are in --out. --page writes the tables after each
-seed.
+student.
 """
 
 import argparse
@@ -221,9 +221,10 @@ def choose(args) -> dict:
     return choice
 
 
-def measure(args, choice, domain, seed) -> dict[str, dict[str, float]]:
-    """Return name of a row -> its measures, of one domain and seed."""
-    saved = pathlib.Path(args.out, domain, f"seed_{seed}", "measured.json")
+def measure(args, choice, student, domain, seed) -> dict[str, dict[str, float]]:
+    """Return name of a row -> its measures: the teacher's, and a student's."""
+    place = pathlib.Path(args.out, domain, f"seed_{seed}", student.replace(" ", "_"))
+    saved = place / "measured.json"
     if saved.exists():
         return json.loads(saved.read_text())
     x, y, queries, wanted = read_images(args, domain, seed)
@@ -236,15 +237,12 @@ def measure(args, choice, domain, seed) -> dict[str, dict[str, float]]:
         return scores | weigh(folder, x)
 
     scores = {"teacher": describe(teacher, teacher_rows, teacher_queries)}
-    for student in STUDENTS:
-        for way in WAYS:
-            place = saved.parent / student.replace(" ", "_") / way
-            term, rate = choice["term"], choice[way]
-            folder = train_student(args, place, domain, student, way, seed, term, rate)
-            one = describe(folder, embed(folder, x), embed(folder, queries))
-            scores[f"{student}, {way}"] = one
-            print(domain, seed, student, way, one, flush=True)
-    saved.parent.mkdir(parents=True, exist_ok=True)
+    for way in WAYS:
+        options = (student, way, seed, choice["term"], choice[way])
+        folder = train_student(args, place / way, domain, *options)
+        one = describe(folder, embed(folder, x), embed(folder, queries))
+        scores[f"{student}, {way}"] = one
+        print(domain, seed, student, way, one, flush=True)
     saved.write_text(json.dumps(scores))
     return scores
 
@@ -273,15 +271,17 @@ def write_table(domain, seeds) -> str:
 
 
 def main(argv=None) -> None:
-    """Print the tables after each seed, and write them to a page."""
+    """Print the tables after each student, and write them to a page."""
     args = parser().parse_args(argv)
     choice = choose(args)
     domains = DOMAINS[:1] if args.data else DOMAINS
-    found: dict[str, list] = {domain: [] for domain in domains}
-    for seed in args.seeds:
-        for domain in domains:
-            found[domain].append(measure(args, choice, domain, seed))
-        text = "\n\n".join(write_table(*pair) for pair in found.items())
+    tables: dict[str, list[dict]] = {x: [{} for _ in args.seeds] for x in domains}
+    for student in STUDENTS:
+        for number, seed in enumerate(args.seeds):
+            for domain in domains:
+                rows = measure(args, choice, student, domain, seed)
+                tables[domain][number].update(rows)
+        text = "\n\n".join(write_table(*pair) for pair in tables.items())
         rates = ", ".join(f"{choice[way]} {way}" for way in WAYS)
         text += f"\n\nTerm: `{choice['term']}`. Learning rates: {rates}."
         print(f"\n{text}", flush=True)
