@@ -50,7 +50,7 @@ TEACHER = {"name": "resnet", "depth": 10, "width": 16}
 # Way to train a student -> whether it has the teacher, weight of SimCLR's own loss
 WAYS = {"SimCLR": (False, 1.0), "distilled": (True, 0.0), "both": (True, 1.0)}
 TERMS = ("cosine", "smooth_l1", "distance")
-GRID = (0.2, 0.6, 1.8)  # of optimizer.lr
+GRID = (0.0005, 0.002, 0.008)  # of Adam
 CHOICE_SEED = 10
 QUIET = {"progress": False, "plots": False, "tensorboard": False}
 QUIET |= {"evaluate_untrained": False, "plasticity": False, "save_every": 0}
@@ -90,12 +90,15 @@ def read_file(args) -> tuple[np.ndarray, ...]:
         return tuple(data[x] for x in ("train_x", "train_y", "test_x", "test_y"))
 
 
-def train_encoder(args, place, arrays, network, seed, epochs, options) -> pathlib.Path:
+def train_encoder(
+    args, place, arrays, network, seed, epochs, options, rate=None
+) -> pathlib.Path:
     """Train an encoder; return the folder of its export.
 
     Args:
       arrays: train images; and labels, if the base reads them.
       options: dotted name in the config -> value.
+      rate: learning rate of Adam; None: LARS, with the rate of `own_images`.
     """
     if not (place / "encoder" / encoder_folder.CARD).exists():
         place.mkdir(parents=True, exist_ok=True)
@@ -114,6 +117,9 @@ def train_encoder(args, place, arrays, network, seed, epochs, options) -> pathli
         config.method.hidden_dim, config.method.output_dim = 128, 64
         if not args.data:
             config.augment.update(scale=(0.7, 1.0), grayscale=1.0)
+        if rate is not None:
+            config.optimizer = {"name": "adam", "lr": rate, "decoupled": True}
+            config.optimizer.update({"exclude_1d": True, "weight_decay": 0.05})
         config.update_from_flattened_dict(options)
         finish.run_job(build.build(config, place / "run"), place / "run")
         export.export(str(place / "run"), str(place / "encoder"), force=True)
@@ -183,7 +189,7 @@ def weigh(folder, images) -> dict[str, float]:
 
 def train_student(args, place, domain, student, way, seed, term, rate) -> pathlib.Path:
     """Train a student in one of `WAYS`; return the folder of its export."""
-    options: dict = {"optimizer.lr": rate}
+    options: dict = {"scale_lr": False}
     has_teacher, base_weight = WAYS[way]
     if has_teacher:
         options |= {f"method.strategy.{x}": float(x == term) for x in TERMS}
@@ -191,7 +197,7 @@ def train_student(args, place, domain, student, way, seed, term, rate) -> pathli
         options["teacher"] = str(find_teacher(args))
     arrays = read_images(args, domain, seed)[:1]
     network, epochs = STUDENTS[student], args.epochs
-    return train_encoder(args, place, arrays, network, seed, epochs, options)
+    return train_encoder(args, place, arrays, network, seed, epochs, options, rate)
 
 
 def choose(args) -> dict:
