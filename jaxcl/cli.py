@@ -25,7 +25,11 @@ COMMANDS = {
     "features": ("Models", "weights.embed", "embed a data set once, into one file"),
     "index": ("Models", "api.index", "bring stored vectors to a run's newest encoder"),
     "data": ("Data", "data.fetch", "download or draw a well-known set of images"),
-    "convert": ("Data", "data.convert", "write an .npz file as plain arrays"),
+    "convert": (
+        "Data",
+        "data.convert",
+        "write a set as arrays or as tar shards",
+    ),
     "report": ("Results", "report.page", "write one HTML page about any runs"),
     "compare": ("Results", "report.compare", "compare runs in a table and a plot"),
     "list": ("Inspect", "api.list", "list methods, bases, encoders, data, configs ..."),

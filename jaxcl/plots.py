@@ -45,6 +45,16 @@ def _in_default_style(draw: Callable[_P, _R]) -> Callable[_P, _R]:
     return drawn
 
 
+def to_rgb(image: np.ndarray) -> np.ndarray:
+    """Return three channels of an image u8[H, W, C] to draw: the first ones.
+
+    Of fewer than three, all show the first.
+    """
+    if image.shape[-1] >= 3:
+        return image[..., :3]
+    return np.broadcast_to(image[..., :1], (*image.shape[:2], 3))
+
+
 @contextlib.contextmanager
 def optional(name: str) -> Iterator[None]:
     """Enter a context that turns an error into a warning: results need no picture.
@@ -418,7 +428,7 @@ def neighbours(queries, nearest, similarities, path, *, title) -> None:
     """Draw images, and beside each its nearest neighbours under their similarity.
 
     Args:
-      queries: u8[Q, H, W, C], C is 1 or 3.
+      queries: u8[Q, H, W, C].
       nearest: u8[Q, K, H, W, C].
       similarities: f[Q, K], written above each neighbour.
       path: path of the picture.
@@ -430,7 +440,7 @@ def neighbours(queries, nearest, similarities, path, *, title) -> None:
     for row, (query, others) in enumerate(zip(queries, nearest, strict=True)):
         for column, image in enumerate([query, *others]):
             axes = panels[row, column]
-            axes.imshow(image.squeeze(), cmap="gray", vmin=0, vmax=255)
+            axes.imshow(to_rgb(image))
             axes.set(xticks=[], yticks=[])
             if column:
                 axes.set_title(f"{similarities[row, column - 1]:.2f}", fontsize=11)
@@ -529,8 +539,7 @@ def summary(named_curves, strips, path, *, title, chance=None) -> None:
 
 def _draw_strip(axes, images, name) -> None:
     """Draw up to eight images in two rows, beneath the name of their task."""
-    shown = [image if image.shape[-1] == 3 else image.repeat(3, -1) for image in images]
-    shown = shown[:8]
+    shown = [to_rgb(image) for image in images[:8]]
     columns = -(-len(shown) // 2)
     side = shown[0].shape[0]
     sheet = np.full((2 * side, columns * side, 3), 255, np.uint8)

@@ -409,6 +409,27 @@ def test_one_channel_is_a_gray_image():
     np.testing.assert_allclose(one, three[..., :1], atol=1e-5)
 
 
+@pytest.mark.parametrize("channels", [2, 4, 13])
+def test_channels_that_are_no_colours_are_brighter_or_of_more_contrast_alone(channels):
+    images = pixels(6, 8, 8, channels, seed=4) // 2 + 64  # nothing is clipped
+    options = dict(size=8, views=1, crop=False, flip=0.0, **PLAIN)
+    plain = augment_images.make(**options, jitter_probability=0.0, grayscale=0.0)
+    coloured = augment_images.make(
+        **options, jitter=(0, 0, 0.9, 0.5), jitter_probability=1.0, grayscale=1.0
+    )
+    key = jax.random.key(0)
+    np.testing.assert_allclose(coloured(key, images), plain(key, images), atol=1e-6)
+    contrast = augment_images.make(
+        **options, jitter=(0, 0.3, 0, 0), jitter_probability=1.0, grayscale=0.0
+    )
+    factors = []
+    for image, view in zip(images / 255, contrast(key, images)[:, 0], strict=True):
+        mean, away = image.mean(), (image - image.mean()).ravel()
+        factors.append(float((view - mean).ravel() @ away / (away @ away)))
+        np.testing.assert_allclose(view, mean + factors[-1] * (image - mean), atol=1e-5)
+    assert np.std(factors) > 0.02 and 0.7 < min(factors) < max(factors) < 1.3
+
+
 def test_evaluation_is_resize_then_centre():
     images = pixels(2, 20, 31, 3)
     mean, std = (0.1, 0.2, 0.3), (0.5, 0.4, 0.3)

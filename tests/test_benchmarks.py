@@ -25,6 +25,7 @@ RUNS = {
     "steps": "cclis_cifar10 --override encoder.depth=10 --width=4 --size=16 --batch=16"
     " --rows=120 --windows=1 --steps=1",
     "input": "--decoders pillow --images=4 --batch=2 --repeats=1 --steps-per-call=2",
+    "bucket": "--readers 2 --images=4 --batch=2 --latency=0",
     "duel": "--memory 48 --batch 16 --dim 8 --windows=2 --seconds=0",
     "convolutions": "--cases 11 --repeats=1",
     "functions_of_a_step": "er_ace_cifar10",

@@ -5,6 +5,8 @@ The bucket is `fake_gcs`'s, on loopback; the clients are the real ones.
 
 import json
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -24,6 +26,7 @@ from jaxcl.data import (  # noqa: E402
     convert,
     from_arrays,
     from_folders,
+    from_shards,
     sources,
     storage,
 )
@@ -97,6 +100,9 @@ def data(server, tmp_path_factory):
     convert.write_arrays(
         from_arrays.npz(path=str(root / "set.npz")), str(root / "arrays")
     )
+    folders = from_folders.image_folder(path=str(root / "folder"), test=0.0)
+    from_shards.write_shards(folders, str(root / "shards"))
+    from_shards.write_shards(folders, "gs://bucket/data/written", shard_bytes=300)
     for path in root.rglob("*"):
         if path.is_file():
             name = f"gs://bucket/data/{path.relative_to(root)}"
@@ -118,7 +124,7 @@ def same(a, b):
 
 
 def test_sets_in_a_bucket_are_those_on_a_disk(data):
-    for name, path in (("npz", "set.npz"), ("arrays", "arrays")):
+    for name, path in (("npz", "set.npz"), ("arrays", "arrays"), ("shards", "shards")):
         same(*(sources.load(name, path=f"{root}/{path}") for root in data))
     for resident in (False, True):
         found = [
@@ -129,6 +135,8 @@ def test_sets_in_a_bucket_are_those_on_a_disk(data):
         ]
         same(*found)
     assert len(found[0].class_names) == 2
+    written = sources.load("shards", path=f"{data[1]}/written", test=0.0)
+    same(written._replace(name="folder"), found[0])
     there = from_folders.image_folder(path=f"{data[1]}/folder")
     assert there.train.load.name(0).startswith("gs://bucket/data/folder/train/class")
 
@@ -169,3 +177,43 @@ def test_a_bucket_has_one_owner_by_the_condition_that_there_is_none(
     with pytest.raises(lock.LockHeldError, match="gs://bucket/locked/lock.json"):
         lock.acquire(run)
     assert json.loads(server.objects[key][1]) == elsewhere
+
+
+READER = """
+import hashlib, sys, time
+import numpy as np
+from jaxcl.data import prefetch, sources, stream
+
+index, count, start, pause = map(int, sys.argv[1:])
+train = sources.load("shards", path="gs://bucket/data/written", test=0.0).train
+made = prefetch.batches(
+    stream.Source(train, np.arange(len(train.label))),
+    **{"seed": 1, "task": 0, "epochs": 4, "batch_size": 4, "start": start},
+    **{"process_index": index, "process_count": count},
+    **{"crop": prefetch.RandomCrop(8), "views": 2, "resident": False},
+)
+for step, batch in enumerate(made, start):
+    for row, image in zip(batch["index"], batch["image"]):
+        print(step, row, hashlib.sha256(image).hexdigest(), flush=True)
+    time.sleep(pause)
+"""
+
+
+def start_reader(*numbers):
+    words = [sys.executable, "-c", READER, *map(str, numbers)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+
+
+def test_one_process_goes_on_where_two_were_killed(data):
+    with start_reader(0, 1, 0, 0) as alone:
+        want = alone.stdout.read().splitlines()
+    assert len(want) == 12 * 4
+    lines = []
+    with start_reader(0, 2, 0, 9) as one, start_reader(1, 2, 0, 9) as two:
+        for process in (one, two):
+            lines += [process.stdout.readline().strip() for _ in range(2)]
+        one.kill()
+        two.kill()
+    assert lines == want[:4]  # the first step, half a batch from each
+    with start_reader(0, 1, 1, 0) as alone:
+        assert alone.stdout.read().splitlines() == want[4:]

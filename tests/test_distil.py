@@ -170,6 +170,7 @@ def test_a_teacher_in_one_call(tmp_path):
         config = json.loads((run / "config.json").read_text())
         assert config["method"]["strategy"]["name"] == "distil"
         assert config["scenario"]["name"] == "joint"
+        assert config["optimizer"]["name"] == "adam"
         cards.append(config["teacher_card"])
     assert cards[0]["weights"] == cards[1]["weights"]
 
@@ -185,7 +186,7 @@ def test_a_teacher_by_a_word_of_the_config_and_its_cost(tmp_path):
         words = f"{tmp_path / 'set.npz'},encoder=conv_net,teacher={folder}"
         config = files.read_config([f"--config=own_images:{words}", *asked])
         assert config.method.strategy.name == "distil"
-        assert config.scenario.name == "joint"
+        assert config.scenario.name == "joint" and config.optimizer.name == "adam"
         costs.append(estimate.estimate(config, classes=2, rows=64)[0])
     small, large = costs
     weights, images = 256 * (512 - 64), 2 * 16

@@ -53,6 +53,7 @@ from jaxcl.config import build, sections
 from jaxcl.data import (
     convert,
     from_features,
+    from_shards,
     graph_batches,
     in_memory,
     scenarios,
@@ -577,6 +578,8 @@ def sets() -> pathlib.Path:
         (root / f"lists{end}").mkdir()
         for file in folder.glob("*.txt"):
             (root / f"lists{end}" / file.name).write_text("".join(lines[:9]))
+        data = sources.load("image_folder", path=str(folder), test=0.0)
+        from_shards.write_shards(data, str(root / f"shards{end}"))
     (root / "classes.txt").write_text("c\nb\n")
     (root / "names.txt").write_text("x\ny\nz\n")
     (root / "numbers.txt").write_text("2\n1\n")
@@ -827,6 +830,7 @@ ALWAYS = {
         "test": "all_test.txt",
     },
     "source huggingface": {"path": "ROOT/parquet"},
+    "source shards": {"path": "ROOT/shards"},
     "source tfds": {"path": "ROOT/tfds/toy/1.0.0"},
     "source shapes": {"train": 12, "test": 6, "size": 16},
     "source joined": {"sets": [{"name": "digits"}, {"name": "digits"}]},

@@ -438,6 +438,25 @@ def test_training_begins_with_an_encoder_in_memory_or_in_a_folder(
         jaxcl.fit(IMAGES, encoder=tmp_path)
 
 
+def test_images_of_five_channels_go_all_the_way(tmp_path, caplog):
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (96, 8, 8, 5), np.uint8)
+    options = SMALL["options"] | {"plots": True, "evaluators.neighbours.skip": False}
+    arguments = SMALL | {"labels": LABELS[:96], "options": options}
+    fitted = jaxcl.fit(images, out=tmp_path / "run", **arguments)
+    assert "5 channels" in caplog.text and "could not be drawn" not in caplog.text
+    fitted.save(tmp_path / "encoder")
+    encoder = jaxcl.load_encoder(tmp_path / "encoder")
+    assert encoder.card["input"]["channels"] == 5
+    np.testing.assert_allclose(
+        encoder.embed(images[:4]), fitted.encoder.embed(images[:4]), rtol=1e-5
+    )
+    with pytest.raises(ValueError, match=r"8, 8, 3\].*, 5\]"):
+        encoder.embed(images[..., :3])
+    updated = fitted.update(rng.integers(0, 256, (64, 8, 8, 5), np.uint8))
+    assert updated is not None
+
+
 def test_pil_images_are_read_as_the_pictures_that_they_are():
     ramp = np.arange(256, dtype=np.uint8).reshape(16, 16)
     coloured = np.stack([ramp, ramp.T, ramp[::-1]], -1)

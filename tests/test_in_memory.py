@@ -84,6 +84,7 @@ def test_a_set_is_found_by_its_bytes_and_other_ones_are_refused_by_name():
         (IMAGES / 255, {}, "float64.*uint8"),
         (IMAGES.astype(np.int64), {}, r"int64\[20, 4, 4, 3\]"),
         (IMAGES[0, 0], {}, r"uint8\[4, 3\]"),
+        (IMAGES.astype(np.uint16) * 16, {}, r"uint16 .* 12 bits .*\(images >> 4\)"),
         (IMAGES, {"labels": LABELS[:5]}, r"labels.*\[5\].* 20"),
         (IMAGES, {"labels": LABELS / 2}, "labels.*float64"),
         (IMAGES, {"labels": LABELS[:, None]}, r"labels.*\[20, 1\]"),

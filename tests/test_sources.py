@@ -196,6 +196,35 @@ def pack(images, kind, strip=3, **options):
     }
 
 
+@pytest.mark.parametrize("decoder", ["cv2", "pillow"])
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(
+    "side, factor", [(None, 1), (1, 8), (16, 4), (17, 2), (33, 2), (34, 1), (900, 1)]
+)
+def test_a_jpeg_is_decoded_smaller_while_its_side_is_long_enough(
+    side, factor, channels, decoder
+):
+    pytest.importorskip(decoder.replace("pillow", "PIL"))
+    height, width = 67, 133  # 67 is 2 x 33 + 1 and 4 x 16 + 3
+    down, right = np.mgrid[:height, :width]
+    pixels = np.stack([down * 3, right, 255 - right], axis=-1).astype(np.uint8)
+    how = {"decoder": decoder, "channels": channels}
+    small = image_files.Decoding(**how, jpeg_side=side)
+    image = small(encoded(pixels, "JPEG", quality=98), "x.jpg")
+    whole = image_files.Decoding(**how)(encoded(pixels, "JPEG", quality=98), "x.jpg")
+    assert image.shape == (-(-height // factor), -(-width // factor), channels)
+    rows, columns = height // factor, width // factor
+    blocks = whole[: rows * factor, : columns * factor].reshape(
+        rows, factor, columns, factor, channels
+    )
+    difference = image[:rows, :columns] - blocks.mean(axis=(1, 3))
+    assert np.abs(difference).mean() < 3
+    png = encoded(pixels, "PNG")
+    np.testing.assert_array_equal(
+        small(png, "x.png"), image_files.Decoding(**how)(png, "x.png")
+    )
+
+
 def test_npz_plain_and_packed(tmp_path):
     train, test = random_images(7), random_images(5, seed=1)
     train_y, test_y = np.arange(7) % 3, np.arange(5, dtype=np.uint8) % 3

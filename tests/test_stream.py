@@ -228,6 +228,7 @@ def test_validate():
         (good._replace(label=np.array([0, 1])), "label is int64"),
         (good._replace(images=good.images * 1.0), "float64.*uint8"),
         (good._replace(images=good.images[..., 0]), r"uint8\[2, 2, 2\]"),
+        (good._replace(images=good.images.repeat(17, -1)), r"2, 17\].* 1 to 16"),
         (good._replace(images=good.images[:1]), "1 images and 2 labels"),
         (good._replace(images=None), "must have one of"),
         (good._replace(load=abs), "must have one of"),

@@ -12,7 +12,7 @@ import pytest
 from helpers import toy, twins, two_view_losses
 from jaxcl import optim
 from jaxcl.config import build, sections
-from jaxcl.methods.two_view import strategies
+from jaxcl.methods.two_view import step, strategies
 from jaxcl.nets import convnext, resnet, tuning, vit
 from jaxcl.run import encoder_folder, job
 from jaxcl.weights import encoder, writer
@@ -270,7 +270,7 @@ def test_a_begun_encoder_teaches_in_the_first_task(
         def loss(spec, features):
             x = two_view_losses.of_library(features)
             jax.debug.callback(lambda x: read.update(x=x), x)
-            return plan.compute_loss(spec, features)
+            return step.compute_loss(spec, plan, features)
 
         return plan._replace(loss=loss)
 

@@ -110,7 +110,9 @@ def fit(
     with _silent(quiet):
         network = encoder_folder.section(encoder.card)[0] if begun else encoder
         scenario = options.get("scenario.name")
-        config = _make_config(read.section, network, size, tasks, scenario)
+        # The folder of one in memory is not written yet.
+        folder = "" if isinstance(teacher, Encoder) else teacher
+        config = _make_config(read.section, network, size, tasks, scenario, folder)
     set_here: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size}
     set_here = {field: x for field, x in set_here.items() if x is not None}
     set_here |= {"name": name, "seed": seed}
@@ -129,8 +131,6 @@ def fit(
     given = {"start": encoder, "teacher": teacher}
     given = {field: x for field, x in given.items() if isinstance(x, Encoder)}
     files = {field: _tensors(x) for field, x in given.items()}
-    if teacher is not None and "teacher" not in given:
-        config.teacher = os.fspath(teacher)
     where = epath.Path(out or f"runs/{name}-{_hash_settings(config, files)}")
     for field, x in given.items():
         config[field] = _write_encoder(x.card, files[field], where / field)
@@ -163,7 +163,9 @@ def _make_data_section(images, labels, tasks, test, name) -> inputs.ImageInput:
     return inputs.ImageInput({"name": "judged_by", **sections}, stored_sets)
 
 
-def _make_config(section, encoder, size, tasks, scenario) -> ml_collections.ConfigDict:
+def _make_config(
+    section, encoder, size, tasks, scenario, teacher
+) -> ml_collections.ConfigDict:
     """Make the config of configs/own_images.py, cut into tasks as the call says."""
     if not isinstance(tasks, int | np.integer):
         scenario, count = "domain", 1
@@ -178,6 +180,7 @@ def _make_config(section, encoder, size, tasks, scenario) -> ml_collections.Conf
         scenario=scenario,
         num_tasks=count,
         by_strategy=False,
+        teacher=teacher,
     )
 
 

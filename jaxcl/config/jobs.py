@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from absl import logging
 
 from jaxcl import core, schema, sharding
 from jaxcl.config import budget, checks, sections
@@ -38,7 +39,7 @@ def make_job(top: sections.TopLevel, plain: dict, workdir, stand_in=None) -> job
       OSError: data are missing or cannot be read.
     """
     # Options
-    mesh, logging = sections.make_mesh(top), _read_logging(top)
+    mesh, shown = sections.make_mesh(top), _read_logging(top)
     sections.check_graphs(top)
     sharding.check_batch(top.batch_size, mesh)
     make_stream = sections.read_tasks(top.data, top.scenario, top.seed, stand_in)
@@ -53,6 +54,7 @@ def make_job(top: sections.TopLevel, plain: dict, workdir, stand_in=None) -> job
     tasks = make_stream()
     train, num_classes = tasks.dataset.train, max(len(tasks.dataset.class_names), 1)
     sections.check_graphs(top, train)
+    _warn_of_channels(top, train)
     crop = image.crop
     data = job.Data(
         stream=tasks,
@@ -101,7 +103,19 @@ def make_job(top: sections.TopLevel, plain: dict, workdir, stand_in=None) -> job
         top, chosen, plain, parts, data, method, eval_parts, evaluations.evaluators
     )
     evaluations = evaluations._replace(single_tasks=single_tasks)
-    return job.Job(method, mesh, data, loop, evaluations, logging, config=plain)
+    return job.Job(method, mesh, data, loop, evaluations, shown, config=plain)
+
+
+def _warn_of_channels(top, train) -> None:
+    """Say what an augmentation cannot do for images that are not grey or RGB."""
+    if train.images is None or train.images.dtype != np.uint8:  # files, or features
+        return
+    if (channels := train.images.shape[-1]) not in (1, 3):
+        logging.warning(
+            "images have %d channels: hue, saturation and grayscale of config.augment "
+            "leave them as they are",
+            channels,
+        )
 
 
 def _choose_loop(top, data: job.Data, method, parts: core.Parts) -> job.Loop:

@@ -29,6 +29,7 @@ _RATES = {
     "dino": (0.3, 1e-6),
     "lejepa": (0.3, 1e-4),
 }
+_TAUGHT_RATE = 2e-3  # of AdamW, which learns from a teacher, with batches of any size
 _SEEN = 5_000_000  # images that a run sees, where the bounds of epochs allow it
 _EPOCHS = (50, 400)  # fewer teach little; more have not paid in published runs
 _LARGEST = 224  # pixels of a side that the network is given
@@ -362,11 +363,17 @@ def _task_sizes(summary, scenario, num_tasks) -> list[int]:
 
 
 def _set_optimizer(config) -> None:
-    """Set LARS with the base's rates, or AdamW for a ViT or ConvNeXt."""
+    """Set LARS with the base's rates; or AdamW for a ViT, a ConvNeXt or a teacher.
+
+    With LARS students stayed at the mean feature, see docs/methods.md.
+    """
     base = config.method.base.get_ref("name")
-    if config.encoder.name in ("vit", "convnext"):
+    taught = config.get("teacher") is not None
+    if taught or config.encoder.name in ("vit", "convnext"):
         config.optimizer = {"name": "adam", "lr": 5e-4, "decoupled": True}
         config.optimizer.update({"exclude_1d": True, "weight_decay": 0.05})
+        if taught:
+            config.optimizer.lr, config.scale_lr = _TAUGHT_RATE, False
     else:
         rates, decays = ({n: x[i] for n, x in _RATES.items()} for i in range(2))
         config.optimizer = {"name": "lars", "lr": recipe.look_up(rates, base)}

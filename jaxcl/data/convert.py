@@ -1,4 +1,4 @@
-"""Write a set as a directory of plain arrays.
+"""Write a set as a directory of plain arrays, or as tar shards.
 
     jaxcl convert IN.npz OUT_DIR
 
@@ -11,6 +11,12 @@ with ENTRY = {"file", "sha256" of the array's bytes}. Only the "file" of each sp
     jaxcl convert pacs64.npz art --domains art_painting
 
 writes some domains of the set.
+
+    jaxcl convert FOLDER SHARDS --shards
+
+writes any set of images as tar files with an index, for `from_shards.shards`. Encoded
+images stay as they are. FOLDER is all that `--config.data.path` of `own_images` takes,
+SHARDS a folder on a disk or in a bucket.
 """
 
 import argparse
@@ -18,7 +24,15 @@ import pathlib
 
 import numpy as np
 
-from jaxcl.data import from_arrays, image_files, splits, storage, stream
+from jaxcl.data import (
+    from_arrays,
+    from_shards,
+    image_files,
+    sources,
+    splits,
+    storage,
+    stream,
+)
 from jaxcl.errors import Refused
 
 
@@ -78,16 +92,21 @@ def add_options(parser) -> None:
     """Add the options of the command."""
     parser.description = __doc__
     add = parser.add_argument
-    add("npz", help="plain or packed .npz, see from_arrays.npz")
+    add("set", help="plain or packed .npz; with --shards any set of images")
     add("directory", help="new or empty directory to write")
+    add("--shards", action="store_true", help="write tar shards with an index")
     add("--domains", nargs="+", help="names or numbers; else all")
 
 
 def main(options: argparse.Namespace) -> int:
     """Run the command."""
-    dataset = from_arrays.npz(path=options.npz)
+    if options.shards:
+        dataset = sources.load(**sources.section_of(options.set))
+    else:
+        dataset = from_arrays.npz(path=options.set)
     if words := options.domains:
         domains = [int(word) if word.isdecimal() else word for word in words]
         dataset = splits.of_domains(dataset, domains)
-    write_arrays(dataset, options.directory)
+    write = from_shards.write_shards if options.shards else write_arrays
+    write(dataset, options.directory)
     return 0

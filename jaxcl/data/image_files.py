@@ -7,6 +7,7 @@ import io
 import math
 import os
 import struct
+import tarfile
 import tokenize
 import warnings
 import zipfile
@@ -43,6 +44,7 @@ _DAMAGED = (
     RuntimeError,
     SyntaxError,
     struct.error,
+    tarfile.TarError,
     zlib.error,
     tokenize.TokenError,
     zipfile.BadZipFile,
@@ -76,6 +78,7 @@ class Decoding(NamedTuple):
     max_pixels: int = PIXELS
     background: int = 255  # level behind transparent pixels
     bits: int | None = None  # bits that 16-bit greys use; None: as an image shows
+    jpeg_side: int | None = None  # see `shrinkage`; None: JPEGs are decoded whole
 
     def __call__(self, data: bytes, name: str) -> np.ndarray:
         """Decode an image to u8[h,w,C], see `convert`.
@@ -89,10 +92,14 @@ class Decoding(NamedTuple):
         try:
             with Image.open(io.BytesIO(data)) as opened:  # reads the header alone
                 self.check_size(name, *opened.size[::-1])
+                factor = self.shrinkage(opened)
                 if self.decoder == "cv2" and _is_plain(data, opened):
-                    image = _by_cv2(data, self.channels)
+                    image = _by_cv2(data, self.channels, factor)
                     if image is not None:
                         return image.reshape(*image.shape[:2], self.channels)
+                if factor > 1:
+                    width, height = opened.size
+                    opened.draft(None, (width // factor, height // factor))
                 return self.convert(opened, name)
         except Unreadable:
             raise
@@ -137,6 +144,17 @@ class Decoding(NamedTuple):
         pixels = np.asarray(image.convert("RGB" if self.channels == 3 else "L"))
         return pixels.reshape(*pixels.shape[:2], self.channels)
 
+    def shrinkage(self, opened: Image.Image) -> int:
+        """Return 8, 4, 2 or 1: a JPEG is decoded to this part of its height and width.
+
+        It is the largest with which the shorter side keeps `jpeg_side` pixels. A JPEG
+        is stored by frequency, so that fewer of its coefficients are decoded.
+        """
+        if self.jpeg_side is None or opened.format != "JPEG":
+            return 1
+        shorter = min(opened.size)
+        return next((n for n in (8, 4, 2) if shorter // n >= self.jpeg_side), 1)
+
     def check_size(self, name: str, height: int, width: int) -> None:
         """Refuse an image that its header shows to be too large."""
         if not 0 < height * width <= self.max_pixels:
@@ -163,16 +181,23 @@ def _eight_bits(pixels, name, bits) -> np.ndarray:
     return (pixels >> (bits - 8)).astype(np.uint8)
 
 
-def _by_cv2(data, channels) -> np.ndarray | None:
+def _by_cv2(data, channels, factor) -> np.ndarray | None:
     """Return the image, None where OpenCV cannot decode it."""
     import cv2  # an extra; without it Pillow decodes
 
-    mode = cv2.IMREAD_COLOR_RGB if channels == 3 else cv2.IMREAD_GRAYSCALE
+    if factor > 1:
+        kind = "COLOR" if channels == 3 else "GRAYSCALE"
+        mode = getattr(cv2, f"IMREAD_REDUCED_{kind}_{factor}")
+    else:
+        mode = cv2.IMREAD_COLOR_RGB if channels == 3 else cv2.IMREAD_GRAYSCALE
     buffer = np.frombuffer(data, np.uint8)
     try:
-        return cv2.imdecode(buffer, mode | cv2.IMREAD_IGNORE_ORIENTATION)
+        image = cv2.imdecode(buffer, mode | cv2.IMREAD_IGNORE_ORIENTATION)
     except cv2.error:
         return None
+    # It has no name for a smaller RGB image.
+    turned = factor > 1 and channels == 3
+    return np.ascontiguousarray(image[..., ::-1]) if turned else image
 
 
 def _is_plain(data: bytes, opened: Image.Image) -> bool:

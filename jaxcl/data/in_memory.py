@@ -50,7 +50,8 @@ def store_set(
 
     Args:
       name: name of the set, for messages and run directories.
-      images: u8[N, H, W] or u8[N, H, W, C], C 1 or 3; not copied, so leave it alone.
+      images: u8[N, H, W] or u8[N, H, W, C], C from 1 to 16; not copied, so
+        leave it alone.
       labels: N whole numbers or strings, the classes in sorted order; -1 or None where
         unknown.
       domains: N whole numbers or strings, sorted, digits in strings by value;
@@ -65,6 +66,13 @@ def store_set(
         raise Refused(
             f"{name}: images are {images.dtype}, expected uint8 from 0 to 255; from "
             "numbers between 0 and 1 make (255 * images).round().astype('uint8')"
+        )
+    if images.dtype == np.uint16:
+        most = int(images.max(initial=1))
+        raise Refused(
+            f"{name}: images are uint16 up to {most}, expected uint8; from numbers of "
+            f"{max(most.bit_length(), 8)} bits make "
+            f"(images >> {max(most.bit_length() - 8, 0)}).astype('uint8')"
         )
     label, names = _number_names(f"{name}: labels", labels)
     if class_names is not None:

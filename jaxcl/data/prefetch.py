@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from jaxcl import numerics
-from jaxcl.data import stream
+from jaxcl.data import storage, stream
 from jaxcl.errors import Refused
 
 Decoder = Literal["auto", "cv2", "pillow"]
@@ -144,43 +144,56 @@ class _TrainBatch(NamedTuple):
     crop: RandomCrop | CenterCrop | None
     views: int
 
-    def __call__(self, step: int) -> dict[str, np.ndarray]:
-        rows = self.plan[step][self.places]
-        images = [
-            self._make_views(step, *x) for x in zip(self.places, rows, strict=True)
-        ]
-        return _stack_batch(self.examples, rows, images)
+    def rows(self, step: int) -> np.ndarray:
+        """List the rows of a step, i32[b]."""
+        return self.plan[step][self.places]
 
-    def _make_views(self, step, place, row):
-        """Return the views of an image, or the image if nothing is cropped."""
+    def read_image(self, step: int, number: int, row: int) -> np.ndarray:
+        """Return the views of image `number` of a step; without a crop, the image."""
         image = _load_image(self.examples, row)
         if self.crop is None:
             return image
         epoch, within = divmod(step, self.plan.steps_per_epoch)
         # From 1, since NumPy pads seeds with zeros: with a last 0 the seed would be
         # that of the epoch's order.
-        place = within * self.plan.batch_size + int(place) + 1
+        place = within * self.plan.batch_size + int(self.places[number]) + 1
         rng = np.random.default_rng([self.plan.seed, self.plan.task, epoch, place])
         return np.stack([self.crop(image, rng) for _ in range(self.views)])
+
+    def stack(self, step: int, rows: np.ndarray, images: list) -> dict[str, np.ndarray]:
+        """Make the batch of a step from its images."""
+        return _stack_batch(self.examples, rows, images)
 
 
 class _EvalBatch(NamedTuple):
     """Reads this process's share of a batch of the padded rows."""
 
     examples: stream.Examples
-    rows: np.ndarray
+    rows_in_order: np.ndarray
     places: np.ndarray  # of each batch that this process reads
     batch_size: int
     crop: CenterCrop | None
 
-    def __call__(self, step: int) -> dict[str, np.ndarray]:
-        places = step * self.batch_size + self.places
-        rows = self.rows[np.minimum(places, len(self.rows) - 1)]
-        images = [_load_image(self.examples, row) for row in rows]
-        if self.crop is not None:
-            images = [self.crop(image) for image in images]
-        mask = (places < len(self.rows)).astype(np.float32)
+    def rows(self, step: int) -> np.ndarray:
+        """List the rows of a batch, i32[b]; those beyond the last repeat it."""
+        return self.rows_in_order[np.minimum(self._numbers(step), self._last)]
+
+    def read_image(self, step: int, number: int, row: int) -> np.ndarray:
+        """Return an image of a batch, cropped if it is to be."""
+        image = _load_image(self.examples, row)
+        return image if self.crop is None else self.crop(image)
+
+    def stack(self, step: int, rows: np.ndarray, images: list) -> dict[str, np.ndarray]:
+        """Make a batch from its images."""
+        mask = (self._numbers(step) <= self._last).astype(np.float32)
         return _stack_batch(self.examples, rows, images) | {"mask": mask}
+
+    def _numbers(self, step):
+        return step * self.batch_size + self.places
+
+    @property
+    def _last(self):
+        return len(self.rows_in_order) - 1
 
 
 def _load_image(examples, row) -> np.ndarray:
@@ -200,29 +213,51 @@ def _stack_batch(examples, rows, images) -> dict[str, np.ndarray]:
     return {"image": np.stack(images), "label": label, "index": rows.astype(np.int32)}
 
 
-_READERS = 32  # threads, at most; each holds a batch
+_READERS = 32  # threads, at most
+_WAITING = 64  # threads that read from a bucket, where an image is mostly a wait
 
 
 def _read_in_threads(
-    read: Callable, steps: Iterable[int], workers: int
+    reader: _TrainBatch | _EvalBatch, steps: Iterable[int], workers: int
 ) -> Generator[dict[str, np.ndarray], None, None]:
-    """Yield the batches read(step), in order, at most `workers` + 2 of them ahead.
+    """Yield the batches of the steps, in order.
 
-    Decoders of images release the GIL, so threads use all cores, and nothing is copied
-    from another process.
+    All threads work at the images of one batch, then of the next, at most one batch and
+    `workers` images ahead. Decoders of images release the GIL, so threads use all
+    cores, and nothing is copied from another process.
     """
-    count = workers or min(_READERS, os.cpu_count() or 1)
+    count = workers or _count_threads(reader.examples)
+    ahead = 2 + count // len(reader.places)
     pool = concurrent.futures.ThreadPoolExecutor(count)
     waiting: collections.deque = collections.deque()
+
+    def stack(step, rows, images):
+        return reader.stack(step, rows, [image.result() for image in images])
+
     try:
         for step in steps:
-            waiting.append(pool.submit(read, step))
-            if len(waiting) == count + 2:
+            # Threads take tasks in turn: that of the whole batch waits for images that
+            # others have begun.
+            rows = reader.rows(step)
+            images = [
+                pool.submit(reader.read_image, step, number, int(row))
+                for number, row in enumerate(rows)
+            ]
+            waiting.append(pool.submit(stack, step, rows, images))
+            if len(waiting) == ahead:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _count_threads(examples: stream.Examples) -> int:
+    """Choose how many threads read images: one a core, more from a bucket."""
+    name = getattr(examples.load, "name", None)  # a user's own reader may have none
+    if name is not None and storage.in_bucket(name(0)):
+        return _WAITING
+    return min(_READERS, os.cpu_count() or 1)
 
 
 def batches(
@@ -248,7 +283,8 @@ def batches(
 
     b = batch_size / process_count: process p yields rows [p b, (p + 1) b) of every
     global batch. A batch depends on (seed, task, step) alone: it is the same for any
-    number of `workers` (threads that decode; 0: one a core, 32 at most) and after a
+    number of `workers` (threads that read; 0: one a core, 32 at most,
+    or 64 from a bucket) and after a
     restart at any `start`.
 
     Raises Refused here, before the first batch, for a bad number or crop, a batch
@@ -271,8 +307,8 @@ def batches(
         if source.examples.images is None:
             raise Refused("resident = True: this set is read row by row; set False")
         return ({"index": plan[step][places]} for step in steps)
-    read = _TrainBatch(source.examples, plan, places, _with_decoder(crop), views)
-    return _read_in_threads(read, steps, workers)
+    reader = _TrainBatch(source.examples, plan, places, _with_decoder(crop), views)
+    return _read_in_threads(reader, steps, workers)
 
 
 def evaluation_batches(
@@ -292,8 +328,8 @@ def evaluation_batches(
     """
     rows = np.asarray(rows, np.int32)
     places = _own_places(batch_size, process_index, process_count)
-    read = _EvalBatch(examples, rows, places, batch_size, _with_decoder(crop))
-    return _read_in_threads(read, range(-(-len(rows) // batch_size)), workers)
+    reader = _EvalBatch(examples, rows, places, batch_size, _with_decoder(crop))
+    return _read_in_threads(reader, range(-(-len(rows) // batch_size)), workers)
 
 
 def run_ahead(iterator: Iterator, place: Callable, *, depth: int = 2) -> Generator:

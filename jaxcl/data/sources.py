@@ -17,6 +17,7 @@ from jaxcl.data import (
     from_graphs,
     from_huggingface,
     from_lists,
+    from_shards,
     from_tfds,
     image_files,
     in_memory,
@@ -230,6 +231,7 @@ SOURCES = {
         shapes.shapes,
         from_folders.image_folder,
         from_lists.image_lists,
+        from_shards.shards,
         from_tfds.tfds,
         from_huggingface.huggingface,
         joined,
@@ -267,7 +269,8 @@ def kind_of(path: str) -> str:
     """Guess the source that reads a path, by its files.
 
     "npz" for an .npz file, "arrays", "huggingface" or "tfds" for a directory that
-    `jaxcl convert`, `datasets` or TFDS wrote, else "image_folder".
+    `jaxcl convert`, `datasets` or TFDS wrote, "shards" for one of tar files, else
+    "image_folder".
     """
     path = str(path)
     if path.endswith(".npz"):
@@ -282,6 +285,8 @@ def kind_of(path: str) -> str:
         return "arrays"
     if from_huggingface.is_dataset(path):
         return "huggingface"
+    if from_shards.is_folder(path):
+        return "shards"
     # `save_to_disk` writes a file of this name, too.
     return "tfds" if storage.exists(f"{path}/dataset_info.json") else "image_folder"
 

@@ -209,6 +209,9 @@ class ImageOptions(NamedTuple):
     background: Level = 255  # grey level behind transparent pixels
     # How many bits 16-bit greys use: the upper eight of these are kept.
     bits: Annotated[int, schema.Range(8, 16)] = 8
+    # JPEGs are decoded to a half, a quarter or an eighth of their height and width, as
+    # long as the shorter side keeps so many pixels; None: whole.
+    jpeg_side: schema.Pixels | None = None
     validation: schema.Fraction = 0.0  # share of each class that is held out of train
     seed: schema.Natural = 0  # of that draw
 

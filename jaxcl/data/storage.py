@@ -50,6 +50,18 @@ def open_seekable(path: Path) -> BinaryIO:
     return open(check_ordinary(path), "rb")
 
 
+def read_range(path: Path, start: int, length: int) -> bytes:
+    """Read `length` bytes of a file from `start` on; fewer at its end."""
+    if in_bucket(path):
+        import fsspec  # comes with the extra "gcs"; etils has no way to read a range
+
+        files, name = fsspec.core.url_to_fs(os.fspath(path))
+        return files.cat_file(name, start, start + length)
+    with open(check_ordinary(path), "rb") as file:
+        file.seek(start)
+        return file.read(length)
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Open a file that takes the place of `path` once it is whole.

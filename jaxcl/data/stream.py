@@ -14,6 +14,7 @@ CASSLE_SEED = 5
 # Labels of every source are below it: a larger one is a mistake, and would make as many
 # classes.
 LABELS = 10**6
+CHANNELS = 16  # of an image, at most
 
 
 class Examples(NamedTuple):
@@ -326,10 +327,10 @@ def _validate_split(where, examples, dataset, trained) -> None:
     if images is not None:
         is_u8 = images.dtype == np.uint8 and images.ndim == 4 and min(images.shape) > 0
         features = images.dtype == np.float32 and images.shape[1:-1] == (1, 1)
-        if not features and (not is_u8 or images.shape[-1] not in (1, 3)):
+        if not features and (not is_u8 or images.shape[-1] > CHANNELS):
             raise Refused(
                 f"{where} images are {images.dtype}{list(images.shape)}, expected "
-                "uint8[N, H, W, C] with C 1 or 3"
+                f"uint8[N, H, W, C] with C from 1 to {CHANNELS}"
             )
         if len(images) != n:
             raise Refused(f"{where} has {len(images)} images and {n} labels")

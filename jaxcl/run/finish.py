@@ -261,7 +261,7 @@ def _draw_summary(work, results, path) -> None:
     if name is None:
         return
     examples = work.stream.dataset.train
-    if examples.images is None or examples.images.shape[-1] not in (1, 3):
+    if examples.images is None or examples.images.dtype != np.uint8:
         return
     method, before = work.config["method"], result_file.untrained(results, name)
     curves = {lookup.name_of(method.get("strategy")) or method["name"]: met}

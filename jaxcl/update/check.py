@@ -17,7 +17,7 @@ import numpy as np
 from etils import epath
 from PIL import Image
 
-from jaxcl import sharding
+from jaxcl import plots, sharding
 from jaxcl.config import build, command, own_images, transfer_config
 from jaxcl.data import identity, image_files, storage, stream
 from jaxcl.errors import Refused
@@ -235,10 +235,9 @@ def _draw_images(examples, rows, path) -> None:
     for place, row in enumerate(rows):
         pixels = examples.load(row) if examples.images is None else examples.images[row]
         pixels = np.asarray(pixels)
-        if pixels.dtype != np.uint8 or pixels.shape[-1] not in (1, 3):
-            return  # features, or images of other kinds
-        pixels = np.broadcast_to(pixels, (*pixels.shape[:2], 3))
-        image = Image.fromarray(pixels).resize((_SIDE, _SIDE))
+        if pixels.dtype != np.uint8:
+            return  # features
+        image = Image.fromarray(plots.to_rgb(pixels)).resize((_SIDE, _SIDE))
         sheet.paste(image, (place % across * _SIDE, place // across * _SIDE))
     with storage.replacing(path) as file:
         sheet.save(file, format="PNG")

@@ -4,6 +4,11 @@ gcsfs and TensorStore talk to it as to the real one (JSON API: metadata, media, 
 inserts, deletes, rewrites, generations as preconditions). Objects are whole and appear
 at once, cannot be renamed or appended to, and there are no directories: what makes a
 bucket differ from a disk.
+
+  python tests/helpers/fake_gcs.py BUCKET SECONDS
+
+serves an empty bucket until its input ends; each answer takes so many seconds. It
+prints its address.
 """
 
 import base64
@@ -15,6 +20,7 @@ import json
 import re
 import sys
 import threading
+import time
 import urllib.parse
 
 import google_crc32c  # comes with gcsfs
@@ -90,6 +96,7 @@ class Bucket(http.server.BaseHTTPRequestHandler):
         return False
 
     def do_GET(self):
+        time.sleep(self.server.latency)
         kind, bucket, name, query = self._parsed()
         self.server.requests.append(("GET", self.path))
         if bucket is None or bucket not in self.server.buckets:
@@ -235,23 +242,34 @@ class Server(http.server.ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-@contextlib.contextmanager
-def serve(*buckets):
-    """A server with these empty buckets; yields it, and sets the environment."""
-    server = Server(("127.0.0.1", 0), Bucket)
-    server.buckets, server.objects, server.uploads = {*buckets}, {}, {}
-    server.requests, server.lock, server.count = [], threading.RLock(), 0
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    address = f"http://127.0.0.1:{server.server_port}"
-    variables = {
+def variables(address):
+    """The environment in which clients ask the server of an address."""
+    return {
         "STORAGE_EMULATOR_HOST": address,
         "TENSORSTORE_GCS_HTTP_URL": address,
         "NO_GCE_CHECK": "true",
         "GOOGLE_AUTH_TOKEN_FOR_TESTING": "token",
     }
+
+
+@contextlib.contextmanager
+def serve(*buckets, latency=0.0):
+    """A server with these empty buckets; yields it, and sets the environment."""
+    server = Server(("127.0.0.1", 0), Bucket)
+    server.latency = latency  # seconds before each answer
+    server.buckets, server.objects, server.uploads = {*buckets}, {}, {}
+    server.requests, server.lock, server.count = [], threading.RLock(), 0
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in variables.items():
+        for name, value in variables(address).items():
             patch.setenv(name, value)
         yield server
     server.shutdown()
     server.server_close()
+
+
+if __name__ == "__main__":
+    with serve(sys.argv[1], latency=float(sys.argv[2])) as running:
+        print(f"http://127.0.0.1:{running.server_port}", flush=True)
+        sys.stdin.read()

@@ -22,6 +22,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jaxcl import schema
+from jaxcl.data import stream
 from jaxcl.errors import Refused
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # RandomResizedCrop's defaults
@@ -68,9 +69,9 @@ _dot = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 
 
 def _to_gray(planes):
-    """Return luma f32[H,W]."""
-    if len(planes) == 1:
-        return planes[0]
+    """Return luma f32[H,W]; the mean of channels that are no red, green and blue."""
+    if len(planes) != 3:
+        return sum(planes) / len(planes)
     r, g, b = planes
     return 0.299 * r + 0.587 * g + 0.114 * b  # ITU-R 601-2, Pillow's "L"
 
@@ -83,8 +84,6 @@ def _blend_planes(planes, other, factor):
 
 def _turn_hue(planes, turn):
     """Turn the hue by a fraction of the circle, without going through HSV."""
-    if len(planes) == 1:
-        return planes
     r, g, b = planes
     top = jnp.maximum(jnp.maximum(r, g), b)
     chroma = top - jnp.minimum(jnp.minimum(r, g), b)
@@ -115,6 +114,9 @@ def _jitter(key, planes, strength, applied=True):
     low = np.maximum(neutral - np.float32(strength), np.float32([0, 0, 0, -0.5]))
     high = neutral + np.float32(strength)
     value = jnp.where(applied, low + (high - low) * u[:4], neutral)
+    coloured = len(planes) == 3
+    if len(planes) > 1 and not coloured:  # of one, saturation changes nothing
+        value = value.at[2].set(neutral[2])
     order = jnp.asarray(_ORDERS)[jnp.floor(24 * u[4]).astype(jnp.int32)]
     due = order[:, None] == jnp.arange(4)  # bool[slot, operation]
     factor = jnp.where(due[:, 3], 1.0, jnp.sum(due * value, axis=1))
@@ -125,7 +127,7 @@ def _jitter(key, planes, strength, applied=True):
         gray = _to_gray(planes)
         other = jnp.where(contrast, gray.mean(), jnp.where(saturation, gray, 0.0))
         planes = _blend_planes(planes, other, factor)
-        return _turn_hue(planes, turn) if strength[3] else planes, None
+        return _turn_hue(planes, turn) if strength[3] and coloured else planes, None
 
     slots = factor, due[:, 1], due[:, 2], turn
     return jax.lax.scan(slot, list(planes), slots)[0]
@@ -333,8 +335,8 @@ def make(
 
     Images are u8[B,H,W,C], and each view is a random crop (`crop=False`: the whole
     image, which must be size x size); or they are crops already, u8[B,views,size,size,
-    C]. With C = 1, hue, saturation and grayscale do nothing. `pad` shifts images that
-    are not cropped, see `shift_image`.
+    C]. Hue, saturation and grayscale change images of three channels alone. `pad`
+    shifts images that are not cropped, see `shift_image`.
 
     Order: crop or shift, jitter (brightness, contrast, saturation, hue), grayscale,
     blur, solarise, flip, normalise. `blur` and `solarize` are one probability, or one
@@ -497,10 +499,11 @@ def _check_images(images, size, mean, views=None, mend=""):
     """Refuse images of another type or shape; `mend` is the message's advice."""
     shape = images.shape
     axes = {4: (), 5: (views,)}.get(len(shape))
-    if images.dtype != jnp.uint8 or shape[1:-3] != axes or shape[-1] not in (1, 3):
+    is_u8 = images.dtype == jnp.uint8 and shape[1:-3] == axes
+    if not is_u8 or not 1 <= shape[-1] <= stream.CHANNELS:
         raise Refused(
             f"images='{images.dtype}{list(shape)}': must be uint8[B,H,W,C] or "
-            f"[B,{views},H,W,C], C 1 or 3"
+            f"[B,{views},H,W,C], C from 1 to {stream.CHANNELS}"
         )
     height, width, channels = shape[-3:]
     if size is not None and (height, width) != (size, size):
@@ -509,7 +512,9 @@ def _check_images(images, size, mean, views=None, mend=""):
             f"{height} x {width} pixels{mend}"
         )
     if len(mean) not in (1, channels):
-        allowed = (
-            "1, images are grey" if channels == 1 else "1 or 3, images are in colour"
+        lengths = "1" if channels == 1 else f"1 or {channels}"
+        raise Refused(
+            "config.augment.mean",
+            mean,
+            f"must be of length {lengths}: images have {channels} channels",
         )
-        raise Refused("config.augment.mean", mean, f"must be of length {allowed}")
