@@ -10,7 +10,7 @@ top. With --data=FILE.npz (train_x, train_y, test_x, test_y) the images are thos
 file, such as CIFAR-10, and there is no new domain.
 
 First each way chooses its learning rate from GRID, and "distilled" its term from TERMS
-at the middle rate: by the k-NN accuracy of the first student on filled silhouettes of
+at the second: by the k-NN accuracy of the first student on filled silhouettes of
 seed 10, which no table has.
 
 Tables have, in percent: the test images whose class a vote of the ten nearest train
@@ -50,7 +50,7 @@ TEACHER = {"name": "resnet", "depth": 10, "width": 16}
 # Way to train a student -> whether it has the teacher, weight of SimCLR's own loss
 WAYS = {"SimCLR": (False, 1.0), "distilled": (True, 0.0), "both": (True, 1.0)}
 TERMS = ("cosine", "smooth_l1", "distance")
-GRID = (0.0005, 0.002, 0.008)  # of Adam
+GRID = (0.0005, 0.002, 0.008, 0.03)  # of AdamW
 CHOICE_SEED = 10
 QUIET = {"progress": False, "plots": False, "tensorboard": False}
 QUIET |= {"evaluate_untrained": False, "plasticity": False, "save_every": 0}
