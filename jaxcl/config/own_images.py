@@ -29,7 +29,7 @@ _RATES = {
     "dino": (0.3, 1e-6),
     "lejepa": (0.3, 1e-4),
 }
-_TAUGHT_RATE = 2e-3  # of AdamW, which learns from a teacher, with batches of any size
+_TAUGHT_RATE = 2e-3  # of AdamW with a teacher, for other networks and any batch size
 _SEEN = 5_000_000  # images that a run sees, where the bounds of epochs allow it
 _EPOCHS = (50, 400)  # fewer teach little; more have not paid in published runs
 _LARGEST = 224  # pixels of a side that the network is given
@@ -368,11 +368,11 @@ def _set_optimizer(config) -> None:
     With LARS students stayed at the mean feature, see docs/methods.md.
     """
     base = config.method.base.get_ref("name")
-    taught = config.get("teacher") is not None
-    if taught or config.encoder.name in ("vit", "convnext"):
+    by_adam, taught = config.encoder.name in ("vit", "convnext"), config.get("teacher")
+    if by_adam or taught is not None:
         config.optimizer = {"name": "adam", "lr": 5e-4, "decoupled": True}
         config.optimizer.update({"exclude_1d": True, "weight_decay": 0.05})
-        if taught:
+        if not by_adam:
             config.optimizer.lr, config.scale_lr = _TAUGHT_RATE, False
     else:
         rates, decays = ({n: x[i] for n, x in _RATES.items()} for i in range(2))
