@@ -54,7 +54,8 @@ def read_teacher(top: sections.TopLevel, image: sections.ImageSettings):
     )
     field = f"{folder}/{encoder_folder.CARD}: encoder"
     module = sections.make_module(as_config["encoder"], top.precision, field)
-    size, channels = card["input"]["size"], card["input"]["channels"]
+    inputs = card["input"]
+    size, channels = inputs["size"], inputs.get("channels") or len(inputs["mean"])
     leaves = encoder_folder.read_leaves(folder, card)
     for name, leaf in leaves.items():
         if not np.isfinite(leaf).all():

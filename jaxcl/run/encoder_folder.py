@@ -152,7 +152,7 @@ def as_config(folder: str) -> dict:
     if inputs["kind"] != "images":
         raise Refused(f"{folder}: it is an encoder of graphs; must be of images")
     path = epath.Path(folder) / CARD
-    for name in ("size", "channels", "mean", "std"):
+    for name in ("size", "mean", "std"):
         if inputs.get(name) in (None, [], ()):
             raise Refused(
                 f"{path}: input.{name}={inputs.get(name)!r}: the card must say which "
