@@ -80,7 +80,11 @@ _RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
 _ALL_DATA, _SHUFFLED = "all data at once", "a shuffled stream"
 
 
-def _two_view(base, chosen=tuple(strategies.STRATEGIES), rates=(), **options):
+# Without the one that learns from another encoder
+STRATEGIES = tuple(name for name in strategies.STRATEGIES if name != "distil")
+
+
+def _two_view(base, chosen=STRATEGIES, rates=(), **options):
     """Return a base under some strategies, with its controls.
 
     PNR searches its rate itself; one search serves all others.
@@ -222,7 +226,7 @@ def _rehearsal() -> dict[str, Entry]:
     supcon = {"scenario": {"name": "class", "num_tasks": 5}, "augment.views": 2}
     supcon |= {"data": {"name": "digits"}, "method.base": "supcon"}
     shared = Entry(config="digits", rate_of="supcon-finetune")
-    for name in strategies.STRATEGIES:
+    for name in STRATEGIES:
         own = supcon | {"method.strategy": name}
         entries[f"supcon-{name}"] = shared._replace(changes=own)
     joint = supcon | {"method.strategy": "finetune"} | _JOINT

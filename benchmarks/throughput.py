@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     bases = (*files.load_paper("pnr").CIFAR,)  # those that it has values for
-    strategies = (*strategies_lib.STRATEGIES,)
+    strategies = tuple(x for x in strategies_lib.STRATEGIES if x != "distil")
     made.add_argument("--base", default="mocov2plus", choices=bases)
     made.add_argument("--strategy", default="pnr", choices=strategies)
     made.add_argument("--depth", type=int, default=18, help="10, 18, 34 or 50")

@@ -4,7 +4,8 @@ The word behind the colon is a folder of images, or another path that
 `jaxcl.config.own_images` finds a source for: an .npz file, a directory that
 `jaxcl convert`, TFDS or Hugging Face's `datasets` wrote. `encoder=` may follow after a
 comma: a name from `jaxcl list encoders`, or the folder of an encoder with which
-training begins; and `size=`: pixels of a side.
+training begins; `teacher=`: the folder of an encoder to learn from, by strategy
+"distil"; and `size=`: pixels of a side.
 
   python -m jaxcl.main --config=configs/own_images.py:my_images --workdir=runs/mine
   python -m jaxcl.main --config=configs/own_images.py:my_images --workdir=runs/pnr \
@@ -29,11 +30,12 @@ from jaxcl.errors import Refused
 
 
 def get_config(arg=None):
-    images, words = recipe.split_words(arg or "", ("encoder", "size"))
+    images, words = recipe.split_words(arg or "", ("encoder", "size", "teacher"))
     size = words.get("size")
     options = {
         "encoder": words.get("encoder", "resnet18"),
         "size": int(size) if size and size.isdecimal() else size,
+        "teacher": words.get("teacher"),
     }
     if not images:
         raise Refused("config own_images needs a folder: jaxcl train own_images:FOLDER")

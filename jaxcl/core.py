@@ -53,6 +53,16 @@ class Replay(NamedTuple):
     statistics: str = "running"  # or "memory", see methods/online/statistics.py
 
 
+class Teacher(NamedTuple):
+    """A frozen encoder of another training: config.teacher."""
+
+    # (weights, views f32[N,H,W,C] as `Parts.augment` makes them) -> f32[N, D]
+    embed: Callable
+    weights: PyTree  # params and stats, on the host
+    width: int  # D
+    channels: int  # of its images
+
+
 class Parts(NamedTuple):
     """The parts that a config builds for every method."""
 
@@ -72,6 +82,7 @@ class Parts(NamedTuple):
     starts_pretrained: bool = False
     # (key, u8[B,H,W,C]) -> f32[B,L,h,w,C], local crops of the same images
     local: Callable | None = None
+    teacher: Teacher | None = None  # for methods that learn from another encoder
 
 
 class Method(NamedTuple):
@@ -98,6 +109,8 @@ class Method(NamedTuple):
     # Its steps also want batch["labelled"] = {"image", "label", "index"}, as many rows
     # again, of the whole train split: of all classes, those of later tasks too.
     labelled: bool = False
+    # Arrays that its steps read as batch["constants"]; none changes or is saved
+    constants: PyTree = None
     # task -> P, how many batches its steps take side by side. With P > 1 leaves of a
     # batch are [P, B, ...]; an order gives P B rows a step, place P i + p for part p.
     batches_per_step: Callable = lambda task: 1

@@ -332,9 +332,10 @@ def lower_step(work: job.Job) -> jax.stages.Lowered:
     everywhere = sharding.replicated(work.mesh)
     split = sharding.split_sharding(work.mesh, axis=2 if num_batches > 1 else 1)
     place = everywhere if work.data.graphs else split
+    constants = {name: batch.pop(name) for name in job.constant_shapes(work.method)}
     batch = rows_only(batch) if work.data.resident else batch
     batches = jax.tree.map(lambda x: placed(x, place, steps), batch)
-    shapes = job.resident_shapes(work.data)
+    shapes = job.resident_shapes(work.data) | constants
     images = jax.tree.map(lambda x: placed(x, everywhere), shapes)
     count = jax.ShapeDtypeStruct((), np.int32, sharding=everywhere)
     return job.compile_step(work).lower(state, images, batches, count)

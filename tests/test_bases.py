@@ -115,7 +115,7 @@ def test_dino_has_the_terms_of_dinov2(weights, balance):
 @pytest.mark.parametrize("base", ["simclr", "byol"])
 def test_a_strategy_is_its_equation(base):
     alone = losses.loss(base, "finetune", FEATURES, CODE)
-    for strategy in strategies.STRATEGIES:
+    for strategy in strategies.STRATEGIES.keys() - {"distil"}:  # see test_distil.py
         twin = losses.loss(base, strategy, FEATURES, CODE)
         assert (abs(twin - alone) > 0.01) == (strategy not in UNCHANGED)
         check(value(base, strategy, CODE), twin)

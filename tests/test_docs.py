@@ -18,7 +18,7 @@ from PIL import Image
 
 import jaxcl.evals
 import jaxcl.methods
-from helpers import config_files, pages, run_directories
+from helpers import config_files, pages, run_directories, teachers
 from jaxcl import cli, estimate
 from jaxcl.config import files, sections
 from jaxcl.data import sources
@@ -48,6 +48,7 @@ def tree(tmp_path_factory):
         (root / folder).mkdir(parents=True)
         for i in range(count):
             Image.new("RGB", (8, 8), (i, 0, 0)).save(root / folder / f"{i}.png")
+    teachers.leave(root / "encoders" / "dinov2", channels=3)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(root))
         yield root

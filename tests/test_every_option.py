@@ -243,6 +243,14 @@ def parts_of(net="mlp", views=2, replay=types.MappingProxyType({}), **more):
     return core.Parts(**given | more)
 
 
+TEACHER = core.Teacher(
+    lambda weights, views: views.reshape(len(views), -1) @ weights,
+    np.ones((16, 3), np.float32),
+    width=3,
+    channels=1,
+)
+
+
 def batch_of(method, parts=1, graph=False):
     if graph:
         return graph_batches.blank_batch(graphs(), BATCH, parts)
@@ -251,7 +259,9 @@ def batch_of(method, parts=1, graph=False):
     batch["index"] = rows
     if parts > 1:
         batch = jax.tree.map(lambda x: np.stack([x] * parts), batch)
-    return batch | ({"labelled": batch} if method.labelled else {})
+    batch = batch | ({"labelled": batch} if method.labelled else {})
+    constants = method.constants
+    return batch | ({} if constants is None else {"constants": constants})
 
 
 class Shapes(str):
@@ -795,6 +805,7 @@ ALWAYS = {
     "mesh": {"data": 2},
     "base diet": {"output_dim": None, "strategy": "l2_sp"},
     "base dino": {"strategy": "finetune"},
+    "strategy distil": {"parts": {"teacher": TEACHER}},
     "encoder vit": VIT,
     "encoder convnext": {"depths": (1, 1), "width": 4, "patch": 2},
     "encoder gcn": {"width": 4, "layers": 2},
@@ -838,7 +849,7 @@ ALWAYS = {
 # function -> options that name a file or a run: one that is not there is refused
 PATH_OPTIONS = ("path", "classes", "lists", "class_names")
 PATHS = {
-    "top": ("start", "checkpoint", "plasticity_from", "loggers"),
+    "top": ("start", "teacher", "checkpoint", "plasticity_from", "loggers"),
     **{f"source {x}": PATH_OPTIONS for x in sources.SOURCES},
     "source tfds": (*PATH_OPTIONS, "image_key"),
     "source in_memory": ("set", "sha256"),
@@ -884,6 +895,7 @@ BESIDE = {
         "snapshot_every": {"teacher": "snapshot"},
     },
     "regulariser cassle": {"snapshot_every": {"teacher": "snapshot"}},
+    "strategy distil": {"head_dim": {"head_layers": 1}},
     "strategy cassle": {
         "teacher_ema": {"teacher": "ema"},
         "snapshot_every": {"teacher": "snapshot"},

@@ -25,6 +25,9 @@ from jaxcl.losses import (
     replay,
     streaming,
 )
+from jaxcl.losses import (
+    teacher as teacher_lib,
+)
 from jaxcl.memory import coreset, duel, herding, quadratic, shapley
 from jaxcl.methods import (
     acil,
@@ -542,6 +545,10 @@ def losses(v):
         "streaming": jnp.mean(streaming.logsumexp(z1, f1)),
         "duel": jnp.mean(duel.distinctiveness(*map(core.l2_normalize, (z1, f1)))),
         "koleo": noncontrastive.koleo(z1),
+        **{
+            name: getattr(teacher_lib, name)(p1, f1)
+            for name in ("cosine", "smooth_l1", "rkd_distance", "rkd_angle")
+        },
     }
 
 

@@ -11,7 +11,7 @@ import pytest
 from helpers import interpreted, twins
 from helpers import loss_twins as f64
 from jaxcl import core, sharding
-from jaxcl.losses import contrastive, distill, incremental, prototype, replay
+from jaxcl.losses import contrastive, distill, incremental, prototype, replay, teacher
 
 
 def draw(*shapes, seed=0):
@@ -126,6 +126,24 @@ for pn1, pn2 in ((True, True), (True, False), (False, True), (False, False)):
     )
     if not (pn1 and pn2):
         CASES[f"pnr_moco_{pn1}_{pn2}"] = moco(**BOTH, **options)
+
+
+# The student's rows are as wide as the teacher's, or their relations alone count.
+for name, twin, width in (
+    ("cosine", f64.teacher_cosine, 4),
+    ("smooth_l1", f64.teacher_smooth_l1, 4),
+    ("rkd_distance", f64.rkd_distance, 3),
+    ("rkd_angle", f64.rkd_angle, 3),
+):
+    loss, shapes = getattr(teacher, name), [FIVE, (5, width)]
+    CASES[name] = case(loss, twin, shapes, (0,))
+    CASES[f"{name}_masked"] = case(
+        lambda p, t, mask, loss=loss: loss(8 * p, t, mask=mask),
+        lambda p, t, twin=twin: twin(8 * p[THERE], t[THERE]),
+        shapes,
+        (0,),
+        {"mask": THERE},
+    )
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -14,11 +14,13 @@ to the toy's config, see docs/adding_a_method.md. What a row is spared stands in
 with the reason; a spared thing that need not be spared is an error, too.
 """
 
+import atexit
 import contextlib
 import dataclasses
 import functools
 import pathlib
 import re
+import shutil
 import tempfile
 import types
 from typing import NamedTuple
@@ -30,7 +32,7 @@ import numpy as np
 import pytest
 from jax import flatten_util
 
-from helpers import interpreted, key_uses, run_directories, toy
+from helpers import interpreted, key_uses, run_directories, teachers, toy
 from jaxcl import core, lookup, schema, sharding
 from jaxcl.config import resolve, sections
 from jaxcl.memory import queue as queue_lib
@@ -69,7 +71,9 @@ class Row(NamedTuple):
 
 # Two-view methods: every base under every strategy.
 
-BASES, STRATEGIES = tuple(bases.BASES), tuple(strategies.STRATEGIES)
+BASES = tuple(bases.BASES)
+# "distil" has rows of its own, with a teacher.
+STRATEGIES = tuple(name for name in strategies.STRATEGIES if name != "distil")
 # Strategies that are the same for every base: two bases stand for all.
 ALIKE, TWO = ("l2_sp", "lwf_features"), ("mocov2plus", "byol")
 # vicreg's terms are weighted by 25. At 0.3 a last bit of dino's start grows to 4e-3 and
@@ -236,6 +240,21 @@ CHEAP = {
     "augment.flip": 0.5,
 }
 TWO_VIEW["mocov2plus-pnr-mlp"] = Row(CHEAP | {"method.strategy": "pnr"}, quick=True)
+# A teacher that no task made, alone and beside a base with a slow network.
+TEACHER = pathlib.Path(tempfile.mkdtemp(), "teacher")
+atexit.register(shutil.rmtree, TEACHER.parent)
+teachers.leave(TEACHER)
+DISTIL = {"method.strategy": "distil", "teacher": str(TEACHER)}
+TWO_VIEW["simclr-distil-mlp"] = Row(
+    CHEAP | DISTIL | {"method.base": "simclr"}, idle=NO_TEACHER, quick=True
+)
+TWO_VIEW["byol-distil-all"] = Row(
+    {"method.base": "byol", "method.base_weight": 0.5, "method.head_layers": 1}
+    | {f"method.{x}": 0.5 for x in ("smooth_l1", "distance", "angle")}
+    | DISTIL
+    | {"optimizer.lr": 0.05},
+    idle=NO_TEACHER,
+)
 
 # Online methods, in the toy's batches.
 

@@ -40,6 +40,7 @@ def fit(
     strategy: str | None = None,
     tasks: int | Sequence[Any] = 1,
     encoder: str | Mapping[str, Any] | os.PathLike | Encoder = "resnet18",
+    teacher: str | os.PathLike | Encoder | None = None,
     epochs: int | None = None,
     batch_size: int | None = None,
     size: int | None = None,
@@ -69,7 +70,7 @@ def fit(
       validation: share of the train images that is evaluated in place of test images.
       base: the loss of one task, a row of `jaxcl list bases`.
       strategy: the method against forgetting, a row of `jaxcl list strategies`; None:
-        "finetune".
+        "finetune", or "distil" with a teacher.
       tasks: number of tasks. If every train image has a label, tasks are classes one
         after another, else random slices; options={"scenario.name": "data"} takes
         slices of labelled images, too. Or N entries, one for each image (a year, a
@@ -77,6 +78,9 @@ def fit(
       encoder: a name in `jaxcl.config.own_images.ENCODERS`, as "resnet18" or
         "vit_small"; a section like config.encoder; or pretrained weights: an encoder of
         `load_encoder`, or its folder.
+      teacher: another trained encoder, or its folder, whose features strategy "distil"
+        matches. The base's loss is used if options["method.strategy.base_weight"] is
+        above 0.
       epochs: number of epochs of each task; None: 5 million images seen, but 50 to 400
         epochs.
       batch_size: number of images in a batch; None: up to 256, with at least four
@@ -106,11 +110,14 @@ def fit(
     with _silent(quiet):
         network = encoder_folder.section(encoder.card)[0] if begun else encoder
         scenario = options.get("scenario.name")
-        config = _make_config(read.section, network, size, tasks, scenario)
+        # The folder of one in memory is not written yet.
+        folder = "" if isinstance(teacher, Encoder) else teacher
+        config = _make_config(read.section, network, size, tasks, scenario, folder)
     set_here: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size}
     set_here = {field: x for field, x in set_here.items() if x is not None}
     set_here |= {"name": name, "seed": seed}
-    set_here |= {"method.base": base, "method.strategy": strategy or "finetune"}
+    usual = "finetune" if teacher is None else "distil"
+    set_here |= {"method.base": base, "method.strategy": strategy or usual}
     if validation:
         set_here |= {"data.validation": validation}
         set_here |= {"scenario.evaluation": "validation"}
@@ -121,10 +128,12 @@ def fit(
         _check_strategy(config)
     if config.get("seeds", 1) != 1:
         raise Refused("config.seeds", config.seeds, "must be 1; call again with seed=1")
-    start = _tensors(encoder) if begun else {}
-    where = epath.Path(out or f"runs/{name}-{_hash_settings(config, start)}")
-    if begun:
-        config.start = _write_encoder(encoder.card, start, where)
+    given = {"start": encoder, "teacher": teacher}
+    given = {field: x for field, x in given.items() if isinstance(x, Encoder)}
+    files = {field: _tensors(x) for field, x in given.items()}
+    where = epath.Path(out or f"runs/{name}-{_hash_settings(config, files)}")
+    for field, x in given.items():
+        config[field] = _write_encoder(x.card, files[field], where / field)
     with _silent(quiet), _stopping() as stop:
         terminal.use_plain_warnings()
         work = build.build(config, where)
@@ -154,7 +163,9 @@ def _make_data_section(images, labels, tasks, test, name) -> inputs.ImageInput:
     return inputs.ImageInput({"name": "judged_by", **sections}, stored_sets)
 
 
-def _make_config(section, encoder, size, tasks, scenario) -> ml_collections.ConfigDict:
+def _make_config(
+    section, encoder, size, tasks, scenario, teacher
+) -> ml_collections.ConfigDict:
     """Make the config of configs/own_images.py, cut into tasks as the call says."""
     if not isinstance(tasks, int | np.integer):
         scenario, count = "domain", 1
@@ -169,6 +180,7 @@ def _make_config(section, encoder, size, tasks, scenario) -> ml_collections.Conf
         scenario=scenario,
         num_tasks=count,
         by_strategy=False,
+        teacher=teacher,
     )
 
 
@@ -187,16 +199,18 @@ def _check_strategy(config) -> None:
         )
 
 
-def _hash_settings(config, start: dict[str, bytes]) -> str:
+def _hash_settings(config, files: dict[str, dict[str, bytes]]) -> str:
     """Hash the settings of a run to eight digits, for the name of its directory.
 
     Args:
-      config: config of the run, without the folder that is written for `start`.
-      start: the file of an encoder in memory, with which the run begins; or {}.
+      config: config of the run, without the folders that are written for `files`.
+      files: "start", "teacher" -> the file of an encoder in memory, by its name.
     """
     settings = config.to_dict()
     settings = {k: v for k, v in settings.items() if k not in run_config.MACHINE}
-    settings |= writer.hash_files(start)
+    settings |= writer.hash_files(files.get("start", {}))
+    if "teacher" in files:
+        settings["teacher"] = writer.hash_files(files["teacher"])
     text = json.dumps(settings, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
@@ -207,11 +221,10 @@ def _tensors(encoder: Encoder) -> dict[str, bytes]:
     return {encoder_folder.TENSORS: writer.pack_tensors(leaves, "flax")}
 
 
-def _write_encoder(card: dict, files: dict[str, bytes], where: epath.Path) -> str:
-    """Write the folder of an encoder in memory beside the run; return its path."""
+def _write_encoder(card: dict, files: dict[str, bytes], place: epath.Path) -> str:
+    """Write the folder of an encoder in memory; return its path."""
     card = {key: value for key, value in card.items() if key != "checksum"}
     card["files"] = writer.hash_files(files)
-    place = where / "start"
     writer.write_folder(place, files, card, force=False)
     return str(place)
 

@@ -11,7 +11,7 @@ import numpy as np
 from etils import epath
 
 from jaxcl import numerics, sharding
-from jaxcl.config import checks, jobs, options, resolve, run_config, sections
+from jaxcl.config import checks, jobs, options, resolve, run_config, sections, teacher
 from jaxcl.data import identity, stream
 from jaxcl.errors import Refused
 from jaxcl.evals import embedding
@@ -69,15 +69,18 @@ def build(
 
 
 def _note_choices(top: sections.TopLevel, made) -> dict:
-    """Note choices of this machine that change results, to save with the config.
+    """Note what changes results and is not in the config, to save with it.
 
     The decoder that "auto" took, and images that stay on the device, change the crops;
-    devices that share a memory change what it holds.
+    devices that share a memory change what it holds; the folder of a teacher may
+    change.
     """
     decoder = made.stream.dataset.decoder
     noted = {"decoder": decoder} if decoder else {}
     if isinstance(made, job.Job):
         noted["resident"] = made.data.resident
+        if top.teacher is not None:
+            noted["teacher_card"] = teacher.describe(top.teacher)
         if (top.replay or {}).get("sharded"):
             noted["memory_shards"] = sharding.num_row_shards(made.mesh)
     return noted

@@ -29,6 +29,7 @@ _RATES = {
     "dino": (0.3, 1e-6),
     "lejepa": (0.3, 1e-4),
 }
+_TAUGHT_RATE = 2e-3  # of AdamW with a teacher, for other networks and any batch size
 _SEEN = 5_000_000  # images that a run sees, where the bounds of epochs allow it
 _EPOCHS = (50, 400)  # fewer teach little; more have not paid in published runs
 _LARGEST = 224  # pixels of a side that the network is given
@@ -150,6 +151,7 @@ def config(
     scenario: str | None = None,
     num_tasks: int | None = None,
     by_strategy: bool = True,
+    teacher: str | os.PathLike | None = None,
 ) -> ml_collections.ConfigDict:
     """Make the config of a set of images.
 
@@ -166,8 +168,10 @@ def config(
         if every train image has a label, else random slices ("data").
       num_tasks: number of tasks; each domain is one. None: 5, but at most one for each
         class.
-      by_strategy: make the run joint if its strategy is "finetune", else continual.
+      by_strategy: make the run joint if its strategy is "finetune" or "distil", else
+        continual.
         False: always continual.
+      teacher: the folder of an encoder to learn from, by strategy "distil".
 
     Raises:
       Refused, OSError: as of the source; an unknown encoder, or a folder that holds
@@ -188,6 +192,9 @@ def config(
             "strategy": {"name": "finetune"},
         }
     )
+    if teacher is not None:
+        config.teacher = os.fspath(teacher)
+        config.method.strategy.name = "distil"
     config.data = once = read_once(data, summary)
     side = min(summary.side, _LARGEST) if size is None else size
     is_open = any(section is usual for usual in ENCODERS.values())  # only named
@@ -222,7 +229,7 @@ def _set_tasks(config, summary, scenario, num_tasks, by_strategy) -> None:
     strategy = config.method.strategy.get_ref("name")
 
     def choose(joint, continual):
-        table = {"finetune": joint} if by_strategy else {}
+        table = dict.fromkeys(("finetune", "distil"), joint) if by_strategy else {}
         return recipe.look_up(table | {"": continual}, strategy)
 
     config.scenario = {
@@ -356,11 +363,17 @@ def _task_sizes(summary, scenario, num_tasks) -> list[int]:
 
 
 def _set_optimizer(config) -> None:
-    """Set LARS with the base's rates, or AdamW for a ViT or ConvNeXt."""
+    """Set LARS with the base's rates; or AdamW for a ViT, a ConvNeXt or a teacher.
+
+    With LARS students stayed at the mean feature, see docs/methods.md.
+    """
     base = config.method.base.get_ref("name")
-    if config.encoder.name in ("vit", "convnext"):
+    by_adam, taught = config.encoder.name in ("vit", "convnext"), config.get("teacher")
+    if by_adam or taught is not None:
         config.optimizer = {"name": "adam", "lr": 5e-4, "decoupled": True}
         config.optimizer.update({"exclude_1d": True, "weight_decay": 0.05})
+        if not by_adam:
+            config.optimizer.lr, config.scale_lr = _TAUGHT_RATE, False
     else:
         rates, decays = ({n: x[i] for n, x in _RATES.items()} for i in range(2))
         config.optimizer = {"name": "lars", "lr": recipe.look_up(rates, base)}

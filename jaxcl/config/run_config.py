@@ -36,7 +36,7 @@ _BEFORE_A_STEP = {
 _BEFORE_A_STEP |= {"checkpoints", "tensorboard"}
 FLAGS = "jax"  # section of resolved.json: `numerics.run_flags`
 # What `build` adds to a config.json, once it has read the data.
-NOTED = ("decoder", "resident", "memory_shards")
+NOTED = ("decoder", "resident", "memory_shards", "teacher_card")
 
 
 class Differs(Refused):

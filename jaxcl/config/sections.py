@@ -113,6 +113,8 @@ class TopLevel:
     plasticity_from: str | None = None  # a run of the same base that measured FT_i
     # A run to continue with further tasks, or the folder of an encoder to begin with
     start: str | None = None
+    # The folder of an encoder that strategy "distil" learns from
+    teacher: str | None = None
     first_tasks: schema.Count | None = None  # train only so many tasks; None: all
     checkpoint: str | None = None  # evaluate the encoder of this run; train nothing
     tensorboard: bool = True  # write TensorBoard events
@@ -515,9 +517,19 @@ def make_encoder(top: TopLevel):
 
 
 def _module(top: TopLevel):
-    make, options, _ = SECTIONS["encoder"].read("config.encoder", top.encoder)
-    module = make(**options, dtype=PRECISIONS[top.precision])
-    traits.check_encoder(module, "config.encoder.name", top.encoder["name"])
+    return make_module(top.encoder, top.precision)
+
+
+def make_module(section: Mapping, precision: str, field: str = "config.encoder"):
+    """Make the module of a section config.encoder.
+
+    Args:
+      precision: name in `PRECISIONS`.
+      field: path of the section, for messages.
+    """
+    make, options, _ = SECTIONS["encoder"].read(field, section)
+    module = make(**options, dtype=PRECISIONS[precision])
+    traits.check_encoder(module, f"{field}.name", section["name"])
     return module
 
 

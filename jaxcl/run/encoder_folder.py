@@ -144,14 +144,22 @@ def as_config(folder: str) -> dict:
     """Describe the encoder of a folder and its images as a run's config.json does.
 
     Raises:
-      Refused: as for `read_card`; or the encoder is one of graphs.
+      Refused: as for `read_card`; or the encoder is one of graphs, or its images are
+        not described.
     """
     card = read_card(folder)
     inputs = card["input"]
     if inputs["kind"] != "images":
         raise Refused(f"{folder}: it is an encoder of graphs; must be of images")
+    path = epath.Path(folder) / CARD
+    for name in ("size", "mean", "std"):
+        if inputs.get(name) in (None, [], ()):
+            raise Refused(
+                f"{path}: input.{name}={inputs.get(name)!r}: the card must say which "
+                "images the encoder takes; export or import it again"
+            )
     encoder, precision = section(card)
-    look = {name: inputs[name] for name in ("size", "resize", "mean", "std")}
+    look = {name: inputs.get(name) for name in ("size", "resize", "mean", "std")}
     return {"encoder": encoder, "precision": precision, "augment": look}
 
 

@@ -231,15 +231,27 @@ def resident_shapes(data: Data) -> dict:
 
 
 def resident(job: Job) -> dict:
-    """Put the whole train split on every device; {} if the split streams."""
-    if not job.data.resident:
-        return {}
+    """Put on every device what all steps read.
+
+    Returns:
+      "image" and "label", the whole train split, unless it streams; "constants", if
+      the method has any.
+    """
+    arrays: dict = {}
+    if job.data.resident:
+        arrays = _pack_split(job)
+    if job.method.constants is not None:
+        arrays["constants"] = job.method.constants
+    return sharding.replicate(arrays, job.mesh)
+
+
+def _pack_split(job: Job) -> dict:
+    """Pack the train split in the shapes of `resident_shapes`."""
     examples, shapes = job.stream.dataset.train, resident_shapes(job.data)
     images = np.asarray(examples.images).reshape(len(examples.images), -1)
     if filled := shapes["image"].shape[1] - images.shape[1]:
         images = np.pad(images, ((0, 0), (0, filled)))
-    arrays = {"image": images, "label": np.asarray(examples.label)}
-    return sharding.replicate(arrays, job.mesh)
+    return {"image": images, "label": np.asarray(examples.label)}
 
 
 def _example(method: core.Method, data: Data) -> dict:
@@ -282,8 +294,16 @@ def shapes(method: core.Method, data: Data, num_batches: int = 1) -> tuple:
             data.stream.dataset.train, data.batch_size, num_batches
         )
         batch = jax.eval_shape(lambda: batch)
+    batch |= constant_shapes(method)
     key = numerics.make_key(data.seed)
     return jax.eval_shape(method.init, key, example), batch
+
+
+def constant_shapes(method: core.Method) -> dict:
+    """Return the shapes of the arrays that all steps read; {} if there are none."""
+    if method.constants is None:
+        return {}
+    return {"constants": jax.eval_shape(lambda: method.constants)}
 
 
 def placed_shapes(method: core.Method, data: Data, mesh, num_batches: int = 1) -> tuple:
@@ -355,12 +375,15 @@ def _read_rows(resident: dict, batch: dict, image: tuple[int, ...]) -> dict:
 def _take_batch(job: Job, resident: dict, batches: dict, i) -> dict:
     """Take the batch of step `i` of a call, whose images may be resident."""
     batch = jax.tree.map(lambda x: x[i], batches)
-    if not resident:
-        return batch
-    batch = _read_rows(resident, batch, job.stream.dataset.train.images.shape[1:])
-    # Images end in three axes; before them come batches, if several, and examples.
-    split = sharding.split_sharding(job.mesh, axis=batch["image"].ndim - 4)
-    return jax.lax.with_sharding_constraint(batch, split)
+    split = {name: x for name, x in resident.items() if name != "constants"}
+    constants = {name: x for name, x in resident.items() if name == "constants"}
+    if split:
+        batch = _read_rows(split, batch, job.stream.dataset.train.images.shape[1:])
+        # Images end in three axes; before them come batches, if several, and examples.
+        axis = batch["image"].ndim - 4
+        where = sharding.split_sharding(job.mesh, axis=axis)
+        batch = jax.lax.with_sharding_constraint(batch, where)
+    return batch | constants
 
 
 def compile_step(job: Job) -> jax.stages.Wrapped:

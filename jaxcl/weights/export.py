@@ -96,6 +96,9 @@ def export(
     programs, described = _pack_programs(exported, stablehlo, onnx)
     files |= programs
     card = card | writer.describe(exported, files) | described
+    if config.get("teacher"):
+        card["teacher"] = config["teacher_card"]
+        config = config | {"teacher": hash_path(config["teacher"])}
     card |= _describe_origin(config, source, cursor) | {"config": config}
     if inputs["kind"] == "images":
         card["check"] = exported.picture_features()

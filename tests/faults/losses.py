@@ -148,6 +148,16 @@ _without_negatives = [
 
 _of_distillation = [
     *fault.of(
+        "losses.teacher.smooth_l1",
+        _losses("smooth_l1"),
+        ("loss: smooth L1 turns at 1", takes(beta=lambda beta: beta / 2)),
+    ),
+    *fault.of(
+        "losses.teacher.rkd_distance",
+        _losses("rkd_distance_masked"),
+        ("loss: rows without a feature count", takes(mask=_no_mask)),
+    ),
+    *fault.of(
         "losses.distill.cassle_contrastive",
         _losses("cassle"),
         ("loss: cassle swaps the frozen views", swaps("f1", "f2")),

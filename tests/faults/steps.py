@@ -169,6 +169,27 @@ _two_view = [
             _found("cassle", takes(weight=always(1.0))),
             "test_bases.py::test_a_base_is_its_equations[simclr-code]",
         ),
+        (
+            "two_view: distil never adds the base",
+            _found("distil", takes(base_weight=always(0.0))),
+            "test_distil.py::test_the_loss_is_the_sum_of_its_terms[finite]",
+        ),
+    ),
+    *fault.of(
+        "config.teacher.read_teacher",
+        "test_distil.py::test_the_teacher_sees_the_views_as_its_card_says[8]",
+        (
+            "two_view: the teacher sees what the student sees",
+            takes(image=lambda image: image._replace(mean=(0.0,), std=(1.0,))),
+        ),
+    ),
+    *fault.of(
+        "config.teacher.describe",
+        "test_distil.py::test_a_run_keeps_its_teachers_digest_and_no_weight",
+        (
+            "two_view: a run resumes with any teacher",
+            gives(lambda card: card | {"weights": "", "checksum": ""}),
+        ),
     ),
 ]
 

@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 
 from jaxcl import cli, schema
-from jaxcl.config import files, resolve, sections
+from jaxcl.config import files, resolve, sections, teacher
 from jaxcl.data import scenarios, stream
 from jaxcl.methods.online import replay
 from jaxcl.run import evaluation, transfer
@@ -74,9 +74,10 @@ def take(name, argument):
 def made(config, classes):
     """The method that a config names, of all that its sections make."""
     top = sections.read_top(resolve.resolve(config.to_dict()))
-    make_parts, _ = sections.read_parts(top)
+    make_parts, image = sections.read_parts(top)
     options = schema.options(replay.settings, top.replay or {}, "config.replay")
     settings = replay.settings(classes, top.batch_size, **options)
-    parts = make_parts(num_classes=classes, replay=settings)
+    taught = teacher.read_teacher(top, image)
+    parts = make_parts(num_classes=classes, replay=settings, teacher=taught)
     chosen = sections.find_method(top.method)
     return top, parts, sections.make_method(top, chosen, parts), settings

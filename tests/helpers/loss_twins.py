@@ -356,3 +356,49 @@ def task_distillation(logits, teacher, groups, rows=None, t=2.0):
             total += np.sum(q * np.log(q / p))
         per_row.append(total)
     return np.mean(per_row)
+
+
+def huber(x, delta):
+    return x * x / 2 if abs(x) <= delta else delta * (abs(x) - delta / 2)
+
+
+def teacher_cosine(p, t):
+    return sum(1 - twins.cosine(a, b) for a, b in zip(p, t, strict=True)) / len(p)
+
+
+def teacher_smooth_l1(p, t, beta=2.0):
+    """Wei et al.; a row that does not vary stays 0."""
+    total = 0.0
+    for a, b in zip(p, t, strict=True):
+        b = (b - np.mean(b)) / math.sqrt(np.var(b) + 1e-6)
+        total += np.mean([huber(x - y, beta) / beta for x, y in zip(a, b, strict=True)])
+    return total / len(p)
+
+
+def rkd_distance(p, t):
+    """RKD-D of Park et al."""
+    pairs = [(i, j) for i in range(len(p)) for j in range(len(p)) if i != j]
+
+    def relative(x):
+        distances = [math.dist(x[i], x[j]) for i, j in pairs]
+        return [d / (sum(distances) / len(pairs)) for d in distances]
+
+    both = zip(relative(p), relative(t), strict=True)
+    return sum(huber(a - b, 1) for a, b in both) / len(pairs)
+
+
+def rkd_angle(p, t):
+    """RKD-A of Park et al."""
+    triples = [
+        (i, j, k)
+        for i in range(len(p))
+        for j in range(len(p))
+        for k in range(len(p))
+        if len({i, j, k}) == 3
+    ]
+
+    def cosines(x):
+        return [twins.cosine(x[i] - x[j], x[k] - x[j]) for i, j, k in triples]
+
+    both = zip(cosines(p), cosines(t), strict=True)
+    return sum(huber(a - b, 1) for a, b in both) / len(triples)

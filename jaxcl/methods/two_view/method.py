@@ -20,12 +20,13 @@ Departures:
 
 import functools
 
+import jax.numpy as jnp
 from absl import logging
 
 from jaxcl import core, lookup, schema
 from jaxcl.errors import Refused
-from jaxcl.methods.two_view import bases, head, networks, step, strategies
-from jaxcl.nets import tuning, vit
+from jaxcl.methods.two_view import bases, head, networks, records, step, strategies
+from jaxcl.nets import mlp, tuning, vit
 
 _FEW = 16  # images of a batch, below which contrast teaches little
 
@@ -78,25 +79,46 @@ def make(
     names = lookup.name_of(base), lookup.name_of(strategy)
     if plan.check is not None:
         plan.check(names[0], spec)
-    _check_data(parts, names[0], spec, names[1], plan)
     shape = spec.projector._replace(
         hidden_dim=hidden_dim, output_dim=output_dim, hidden_layers=hidden_layers
     )
+    student = None
+    if plan.student is not None:
+        student = _shape_student(parts, plan.student)
+        if plan.student.alone:  # there is no base, and the head is the projector
+            spec = records.Base(lambda x: jnp.zeros(()), one_row=True)
+            shape, student = student, None
+    _check_data(parts, names[0], spec, names[1], plan)
     if "index" in spec.reads:
         shape = shape._replace(output_dim=_count_rows(parts, shape.output_dim))
     _warn_unread(spec, online_head, {"head_lr": head_lr, "head_form": head_form})
-    setup = networks.make_setup(parts, spec, plan, shape, head_steps=head_steps)
+    setup = networks.make_setup(
+        parts, spec, plan, shape, student=student, head_steps=head_steps
+    )
     method = step.make_method(
         setup,
         begin_task=functools.partial(networks.begin_task, setup),
         end_task=functools.partial(networks.end_task, setup),
         supervised="label" in spec.reads,
-        single_task_options=(("strategy", "finetune"),),
+        # A teacher of another training is none of earlier tasks.
+        single_task_options=() if plan.student else (("strategy", "finetune"),),
         takes_local=True,
+        constants=parts.teacher.weights if plan.student else None,
     )
     if not online_head:
         return method
     return head.add(method, parts, lr=head_lr, form=head_form)
+
+
+def _shape_student(parts, head: records.StudentHead) -> mlp.ProjectorShape:
+    """Shape the head that matches the features of config.teacher."""
+    if parts.teacher is None:
+        raise Refused(
+            "config.teacher=None: the strategy matches the features of an encoder that "
+            "jaxcl export or jaxcl import wrote: --config.teacher=FOLDER"
+        )
+    width = parts.teacher.width
+    return mlp.ProjectorShape(head.hidden_layers, True, head.hidden_dim, width)
 
 
 def _warn_unread(spec, online_head, of_head) -> None:

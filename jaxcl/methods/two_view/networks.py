@@ -31,6 +31,8 @@ def make_setup(
     base: records.Base,
     strategy: records.Strategy,
     shape: mlp.ProjectorShape,
+    *,
+    student: mlp.ProjectorShape | None = None,
     **fields,
 ) -> records.Setup:
     """Build the networks of a base and a strategy.
@@ -40,6 +42,7 @@ def make_setup(
       base: says whether there is a predictor, and has parameters of its own.
       strategy: says whether there is a predictor g.
       shape: sizes of the projector.
+      student: sizes of the student's head beside it; None: there is none.
       fields: further fields of `Setup`.
     """
     dtype, dim = parts.encoder.dtype, shape.output_dim
@@ -51,6 +54,7 @@ def make_setup(
         net = mlp.predictor(hidden_dim=width, output_dim=dim, dtype=dtype)
         return chain.Chain({name: net})
 
+    head = {} if student is None else {"student": mlp.projector(student, dtype=dtype)}
     names = ()
     if base.init_params is not None:
         key = numerics.make_key(0)
@@ -62,6 +66,7 @@ def make_setup(
         copied=chain.Chain({"encoder": parts.encoder, "projector": projector}),
         predictor=predictor("predictor", base.predictor_hidden_dim),
         distiller=predictor("distiller", strategy.distiller_hidden_dim),
+        student=chain.Chain(head),
         dim=dim,
         base_params=names,
         drops=traits.read_traits(parts.encoder).drop_path > 0,
@@ -90,6 +95,12 @@ def init_state(setup, key, batch):
     copied = copy_names(setup, params), copy_names(setup, stats)
     if setup.distiller.nets:
         more_params, more_stats = _init_distiller(setup, k_distiller)
+        params, stats = params | more_params, stats | more_stats
+    if setup.student.nets:
+        encoder = chain.Chain({"encoder": parts.encoder})
+        run = functools.partial(encoder, params, stats, train=False)
+        rows = jax.eval_shape(run, views[0])[0]
+        more_params, more_stats = setup.student.init(k_distiller, jnp.zeros(rows.shape))
         params, stats = params | more_params, stats | more_stats
     of_base = of_strategy = None
     if base.init_state is not None:

@@ -37,9 +37,12 @@ class Features(NamedTuple):
     label: jax.Array  # i32[B]
     index: jax.Array | None = None  # i32[B], rows of the train split, where asked for
     o: jax.Array | None = None  # f32[B,2,D], the base's own predictor of z
-    p: jax.Array | None = None  # f32[B,2,D], the distillation predictor g of z
+    # f32[B,2,D], the distillation predictor g of z; or the student's head of h
+    p: jax.Array | None = None
     k: jax.Array | None = None  # f32[B,2,D], projections of the slow network
-    f: jax.Array | None = None  # f32[B,2,D], projections of the teacher
+    # f32[B,2,D], projections of the teacher; or features of that of config.teacher,
+    # which need not be finite
+    f: jax.Array | None = None
     # f32[2B,M,D], projections of masked patches, and of the same by the slow network,
     # which sees them
     patches: jax.Array | None = None
@@ -147,6 +150,14 @@ class Teacher(NamedTuple):
     snapshot_every: int = 100  # batches between snapshots, each before its batch
 
 
+class StudentHead(NamedTuple):
+    """A head of the network that learns, which matches `core.Parts.teacher`."""
+
+    hidden_layers: int = 0  # 0: a single Linear
+    hidden_dim: int = 2048
+    alone: bool = True  # it stands in place of the projector, and there is no base
+
+
 class Strategy(NamedTuple):
     """The training of the tasks after the first, or of a stream."""
 
@@ -158,6 +169,7 @@ class Strategy(NamedTuple):
     loss: Callable | None = None
     check: Callable | None = None  # (name of the base, Base): refuse it, or warn
     teacher: Teacher | None = None  # reads features of the frozen network
+    student: StudentHead | None = None  # reads features of config.teacher
     distiller_hidden_dim: int | None = None  # of the predictor g; None: there is none
     reads: tuple[str, ...] = ()  # ("h",): features of the encoder, too
 
@@ -190,6 +202,7 @@ class Setup(NamedTuple):
     copied: chain.Chain  # encoder and projector; slow network and teacher copy them
     predictor: chain.Chain  # the base's own; of no nets where it has none
     distiller: chain.Chain  # the predictor g; of no nets where there is none
+    student: chain.Chain  # its head beside the projector; of no nets where it has none
     dim: int  # of the projections
     base_params: tuple[str, ...]  # names of the base's own parameters
     drops: bool  # the encoder drops branches, by a key

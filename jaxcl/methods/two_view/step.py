@@ -132,6 +132,9 @@ def _update(setup, state, batch, keys):
     if strategy.teacher is not None and strategy.teacher.follows == "ema":
         after = after.replace(extra=_move_teacher(after, strategy.teacher.ema))
     metrics = {"loss": loss, "lr": lr, "grad_norm": optax.tree.norm(grads)}
+    if strategy.student is not None:
+        finite = jnp.isfinite(features.f).all(axis=-1)
+        metrics["untaught"] = jnp.mean(~finite)  # share of views
     if not setup.online:
         return after, metrics, None
     return stream.finish_update(setup, after, metrics | terms, features, reading)
@@ -198,6 +201,9 @@ def _compute_targets(setup, state, batch, reading, images, first):
             shapes = jax.eval_shape(teach)
             absent = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
             targets |= jax.lax.cond(first, lambda: absent, teach)
+    if strategy.student is not None:
+        rows = setup.parts.teacher.embed(batch["constants"], images)
+        targets["f"] = rows.reshape(-1, reading.views.shape[1], rows.shape[-1])
     targets |= dict(
         label=None if setup.online else batch["label"],
         index=batch["index"] if "index" in base.reads else None,
@@ -278,6 +284,9 @@ def forward(setup, stats, images, reading: records.Reading, params: core.PyTree)
         queries = setup.base.distiller_input(aligned)
         p, new = setup.distiller(params, stats, queries, train=True, groups=views)
         p, after = p.reshape(-1, views, setup.dim), after | new
+    if setup.student.nets:
+        p, new = setup.student(params, stats, h, train=True, groups=views)
+        p, after = p.reshape(-1, views, p.shape[-1]), after | new
     if reading.local is not None:
         count, crops = reading.local.shape[1], reading.local
         local_z, new = setup.copied(

@@ -16,6 +16,7 @@ from jaxcl.methods.two_view.strategies import (
     cassle,
     cla_r,
     der,
+    distil,
     ewc,
     finetune,
     l2_sp,
@@ -35,6 +36,7 @@ STRATEGIES: dict[str, Callable[..., records.Strategy]] = {
     "ewc": ewc.make,
     "der": der.make,
     "lump": lump.make,
+    "distil": distil.make,
 }
 # These read the memory of a stream, so only `methods/online_ssl.py` takes them.
 OF_STREAMS: dict[str, Callable[..., records.Strategy]] = {"cla_r": cla_r.make}
