@@ -46,6 +46,8 @@ def fake(tmp_path, monkeypatch):
     python.chmod(0o755)
     monkeypatch.setenv("PYTHON", str(python))
     monkeypatch.setenv("FAKE", str(home))
+    monkeypatch.chdir(home)
+    (home / "a b.py").touch()  # the config of RUN
 
     def make(*processes):
         for number, lines in enumerate(processes):

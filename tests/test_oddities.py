@@ -65,7 +65,7 @@ def test_tasks_by_image_are_in_natural_order():
 @pytest.mark.parametrize(
     "arrays, word",
     [
-        ({"x": PIXELS.reshape(9, 1, 8, 8)}, "[9, 1, 8, 8]"),
+        ({"x": PIXELS.reshape(9, 1, 8, 8)}, "[9, 1, 8, 8], as if"),
         ({"x": PIXELS / 255}, "float64"),
         ({"x": PIXELS > 99}, "bool"),
         ({"x": PIXELS.astype(int)}, "int64"),

@@ -48,7 +48,8 @@ def test_a_run_that_is_over_draws_its_pictures_anew(tmp_path):
 
 def test_a_summary_is_the_longest_curve_above_images_of_every_kind(monkeypatch):
     label, domain = np.arange(24) % 3, np.arange(24) // 3 % 2
-    images = np.broadcast_to(np.arange(24)[:, None, None, None], (24, 2, 2, 1))
+    pixels = np.arange(24, dtype=np.uint8)[:, None, None, None]
+    images = np.broadcast_to(pixels, (24, 2, 2, 1))
     examples = stream.Examples(label, domain, images)
     tasks = [
         types.SimpleNamespace(train=types.SimpleNamespace(rows=np.arange(i, 24)))
@@ -81,7 +82,7 @@ def test_a_summary_is_the_longest_curve_above_images_of_every_kind(monkeypatch):
     work.config["method"] = {"name": "er"}
     finish._draw_summary(work, results | {"untrained": {}}, "path")
     assert list(drawn[-1][0]) == ["er"]
-    for changed in (images[..., [0, 0]], None):
+    for changed in (images.astype(np.float32), None):  # features, and files
         data.train = examples._replace(images=changed)
         finish._draw_summary(work, results, "path")
     data.train = examples

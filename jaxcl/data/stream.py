@@ -317,6 +317,12 @@ def validate(dataset: Dataset) -> None:
         _validate_split(f"{dataset.name}: {split}", examples, dataset, split == "train")
 
 
+def _has_channels_first(shape) -> bool:
+    """Tell whether u8 images of a shape are rather [N, C, H, W], of squares."""
+    _, first, second, last = shape
+    return last not in (1, 3) and first in (1, 3) and second == last > first
+
+
 def _validate_split(where, examples, dataset, trained) -> None:
     n, images = count_rows(examples), examples.images
     if n == 0:
@@ -331,6 +337,11 @@ def _validate_split(where, examples, dataset, trained) -> None:
             raise Refused(
                 f"{where} images are {images.dtype}{list(images.shape)}, expected "
                 f"uint8[N, H, W, C] with C from 1 to {CHANNELS}"
+            )
+        if is_u8 and _has_channels_first(images.shape):
+            raise Refused(
+                f"{where} images are uint8{list(images.shape)}, as if channels came "
+                "first; must be [N, H, W, C]: np.moveaxis(images, 1, -1)"
             )
         if len(images) != n:
             raise Refused(f"{where} has {len(images)} images and {n} labels")
