@@ -213,7 +213,7 @@ class ImageOptions(NamedTuple):
     # long as the shorter side keeps so many pixels; None: whole.
     jpeg_side: schema.Pixels | None = None
     validation: schema.Fraction = 0.0  # share of each class that is held out of train
-    seed: schema.Natural = 0  # of that draw
+    seed: schema.Natural = 0  # number that fixes that draw
 
     @property
     def decoding(self) -> image_files.Decoding:
@@ -226,7 +226,7 @@ class DrawOptions(NamedTuple):
     """Options of every other source of images."""
 
     validation: schema.Fraction = 0.0  # share of each class that is held out of train
-    seed: schema.Natural = 0  # of that draw
+    seed: schema.Natural = 0  # number that fixes that draw
 
 
 def source(read: Callable[..., stream.Dataset]) -> Callable[..., stream.Dataset]:
