@@ -195,6 +195,7 @@ def test_an_update_is_kept_or_rolled_back(fitted, tmp_path):
         PIXELS[200:264], test=judge, limits={"accuracy": 1.0}, epochs=1
     )
     assert not refused.accepted and "Rolled back" in str(refused)
+    assert "--average=0.5" in str(refused) and "lwf_features" in str(refused)
     np.testing.assert_array_equal(run.encoder.embed(IMAGES[:2]), before)
 
     def accept():
@@ -208,6 +209,7 @@ def test_an_update_is_kept_or_rolled_back(fitted, tmp_path):
 
     kept = accept()
     assert kept.accepted and kept.verdict["drift"]["rows"] == 64
+    assert "--average" not in str(kept)
     assert kept.folder != refused.folder
     moved = run.encoder.embed(IMAGES[:2])
     assert (moved != before).any()

@@ -229,6 +229,11 @@ def write_sentences(report: dict) -> str:
         done = terminal.style_text("Accepted.", "good")
         lines.append(f"{done} The encoder is in {report['run']}")
     else:
+        lines.append(
+            "To try, in this order, with --again: half of --config.train.optimizer.lr, "
+            "--average=0.5, --config.train.method.strategy=lwf_features. Each try "
+            "spends some of the error budget (docs/weekly.md)."
+        )
         done = terminal.style_text("Rolled back.", "bad")
         lines.append(f"{done} The encoder is still that of {report['parent']}")
     return "\n".join(lines)
