@@ -224,6 +224,15 @@ def test_wrong_shards_are_refused_by_name(what, tmp_path):
     assert named in str(error.value)
 
 
+def test_channels_that_no_image_file_keeps_are_refused(tmp_path):
+    images = np.zeros((6, 8, 8, 4), np.uint8)
+    np.savez(tmp_path / "set.npz", x=images, y=np.arange(6) % 2)
+    data = sources.load("npz", path=str(tmp_path / "set.npz"))
+    with pytest.raises(ValueError, match="set.*4 channels"):
+        from_shards.write_shards(data, str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_folder_with_files_is_not_written_over(folder, shards):
     data = sources.load("image_folder", path=str(folder))
     with pytest.raises(ValueError, match="pets"):

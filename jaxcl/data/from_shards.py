@@ -1,8 +1,8 @@
 """Sets in shards: tar files in WebDataset's layout, read image by image.
 
 A shard is a tar file without compression. The members `KEY.jpg` (or .png, .webp, ...)
-and `KEY.cls`, a whole number, are an image and its label. `index.npz` says where each
-image lies, so that a row is one read of a range, on a disk or in a bucket.
+and `KEY.cls`, a whole number, are an image and its label. `shards_index.npz` has the
+place of each image, so that a row is one read of a range, on a disk or in a bucket.
 """
 
 import io
@@ -20,14 +20,14 @@ from jaxcl import schema
 from jaxcl.data import image_files, listing, splits, storage, stream
 from jaxcl.errors import Refused
 
-INDEX = "index.npz"
+INDEX = "shards_index.npz"
 SHARD_BYTES = 256 << 20  # of images, after which another shard begins
 # Beginning of a shard's name -> split, with a mark or the end of the name after it.
 _SPLITS = {"train": "train", "val": "val", "validation": "val", "test": "test"}
 
 
 class Index(NamedTuple):
-    """Where the images of a set lie; rows are in the order of shards and members."""
+    """The place of each image of a set, in the order of shards and their members."""
 
     shards: np.ndarray  # bytes[S], names
     sizes: np.ndarray  # i64[S], bytes of each shard
@@ -59,7 +59,7 @@ def shards(
     other names all are train rows. If there is no test split, "val" is, or a share of
     every class is drawn.
 
-    Shards without an index are read once, and their index is written beside them.
+    Without an index all shards are read once, and an index is written to their folder.
 
     path: folder of the shards, on a disk or in a bucket.
     class_names: path of a text file, one name a line, label 0 first. None: those of the
@@ -71,7 +71,7 @@ def shards(
     Raises Refused for shards that the index does not describe, and for an image whose
     bytes are not those of the index.
     """
-    index, notes = _find_index(path)
+    index = _find_index(path)
     names = tuple(os.fsdecode(name) for name in index.class_names)
     if class_names is not None:
         names = image_files.class_list(class_names, option="class_names")
@@ -102,7 +102,9 @@ def shards(
         drawn = splits.draw_test(name, names, train, test, test_seed)
         train, judged = drawn.train, drawn.test
     domains = tuple(os.fsdecode(name) for name in index.domain_names) or ("all",)
-    data = stream.Dataset(name, names, domains, train, val, judged, notes=notes)
+    data = stream.Dataset(name, names, domains, train, val, judged)
+    if left_out := index.left_out.item().decode():
+        data = data._replace(notes=(f"left out: {left_out}",))
     return splits.keep_listed_classes(data, classes)
 
 
@@ -131,13 +133,13 @@ class _Members(NamedTuple):
         return data
 
 
-def _find_index(path) -> tuple[Index, tuple[str, ...]]:
-    """Read the index of a folder, or make and write it; also notes for the run."""
+def _find_index(path) -> Index:
+    """Read the index of a folder, or make and write it."""
     file = f"{path}/{INDEX}"
     if storage.exists(file):
         index = _read_index(file)
         _check_shards(path, index)
-        return index, _describe(index)
+        return index
     index = scan_shards(path)
     try:
         write_index(path, index)
@@ -147,12 +149,7 @@ def _find_index(path) -> tuple[Index, tuple[str, ...]]:
             file,
             error.strerror or error,
         )
-    return index, _describe(index)
-
-
-def _describe(index) -> tuple[str, ...]:
-    text = index.left_out.item().decode()
-    return (f"left out: {text}",) if text else ()
+    return index
 
 
 def _read_index(file: str) -> Index:
@@ -331,8 +328,16 @@ def write_shards(
       shard_bytes: bytes of images after which another shard begins.
 
     Raises:
-      Refused: the folder is not empty, or the set has no images.
+      Refused: the folder is not empty, or the set is no grey or RGB images.
     """
+    for examples in stream.splits_of(dataset).values():
+        if examples.graphs is not None:
+            raise Refused(f"{dataset.name}: has graphs; shards hold images")
+        if (channels := splits.channels(examples)) not in (None, 1, 3):
+            raise Refused(
+                f"{dataset.name}: has {channels} channels; images of shards are grey "
+                "or RGB, and `jaxcl convert` without --shards keeps all channels"
+            )
     if not storage.in_bucket(folder):
         storage.check_blank(folder, folder)
         os.makedirs(folder, exist_ok=True)
@@ -341,8 +346,6 @@ def write_shards(
     columns: dict[str, list] = {name: [] for name in _COLUMNS}
     files, sizes = [], []
     for split, examples in stream.splits_of(dataset).items():
-        if examples.graphs is not None:
-            raise Refused(f"{dataset.name}: has graphs; shards hold images")
         name, row, count = _SPLITS[split], 0, stream.count_rows(examples)
         while row < count:
             file = f"{name}-{len(files):06}.tar"
