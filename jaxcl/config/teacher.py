@@ -49,9 +49,8 @@ def read_teacher(top: sections.TopLevel, image: sections.ImageSettings):
             folder,
             "holds no encoder; jaxcl export or jaxcl import writes one",
         )
-    card, as_config = (
-        read(folder) for read in (encoder_folder.read_card, encoder_folder.as_config)
-    )
+    card = encoder_folder.read_card(folder)
+    as_config = encoder_folder.as_config(folder)
     field = f"{folder}/{encoder_folder.CARD}: encoder"
     module = sections.make_module(as_config["encoder"], top.precision, field)
     inputs = card["input"]
