@@ -12,9 +12,10 @@ network's last activations averaged over places, f32[N, 1280], are written once,
 `jaxcl features` writes them, and read by the `features` source.
 
 The table: percent of the test images of each task after the last one, averaged over
-tasks; mean and standard deviation over seeds, which set the order of classes (with --by-domain, of domains), draws and
-projections. Each rule has its defaults. The last row is a logistic regression on all
-rows at once; a fifth of the train rows chose its C. A run that is done is not done again.
+tasks; mean and standard deviation over seeds, which set the order of classes (with
+--by-domain, of domains), draws and projections. Each rule has its defaults. The last
+row is a logistic regression on all rows at once; a fifth of the train rows chose its C.
+A run that is done is not done again.
 """
 
 import argparse
@@ -117,7 +118,7 @@ def evaluate(args, features, rule, num_tasks, seed) -> dict:
 
 
 def fit_ceiling(args, features) -> float:
-    """Return the percent of a logistic regression on all rows, averaged as for rules."""
+    """Return the percent of a logistic regression on all rows, over tasks as above."""
     saved = pathlib.Path(args.out, f"{features.stem}_ceiling.json")
     if saved.exists():
         return json.loads(saved.read_text())["accuracy"]
