@@ -135,8 +135,11 @@ def find_teacher(args) -> pathlib.Path:
     """Train the teacher of all students, or find it; return its folder."""
     place = pathlib.Path(args.out, "teacher", f"seed_{TEACHER_SEED}")
     arrays, epochs = read_teacher_images(args), args.teacher_epochs
-    options = {"method.base.name": args.teacher_base}
-    return train_encoder(args, place, arrays, TEACHER, TEACHER_SEED, epochs, options)
+    options: dict = {"method.base.name": args.teacher_base}
+    if args.teacher_rate:
+        options["scale_lr"] = False
+    how = (TEACHER, TEACHER_SEED, epochs, options, args.teacher_rate)
+    return train_encoder(args, place, arrays, *how)
 
 
 def embed(folder, images) -> np.ndarray:
@@ -319,6 +322,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--teacher-epochs", type=int, default=8)
     made.add_argument("--teacher-rows", type=int, default=4000, help="its images")
     made.add_argument("--teacher-base", default="supcon", help="its loss")
+    made.add_argument("--teacher-rate", type=float, help="of AdamW; default: LARS")
     made.add_argument("--size", type=int, default=16, help="pixels of silhouettes")
     made.add_argument("--data", help=".npz file in place of silhouettes")
     made.add_argument("--rows", type=int, default=2000, help="train images of --data")
