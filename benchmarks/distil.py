@@ -62,7 +62,7 @@ SEARCHES = ("own index", "queries mapped to the teacher's", "teacher's index map
 def read_images(args, domain, seed) -> tuple[np.ndarray, ...]:
     """Return train images and labels, test images and labels of the students.
 
-    Those of CHOICE_SEED are for choices: with --data their test images are train images.
+    With --data the test images of CHOICE_SEED, for choices, are train images, too.
     """
     if args.data:
         x, y, *test = read_file(args)
