@@ -18,6 +18,12 @@ def program(key, x, count):
     _, doubled = jax.lax.while_loop(
         lambda pair: pair[0] < count, lambda pair: (pair[0] + 1, pair[1] * 2), start
     )
+    # Each row has another number of turns.
+    halved = jax.vmap(
+        lambda row: jax.lax.while_loop(
+            lambda row: jnp.abs(row).sum() > 1, lambda row: row / 2, row
+        )
+    )(jax.lax.stop_gradient(x) * jnp.array([[1], [4], [0.1], [16]], x.dtype))
     branch = jax.lax.switch(count, [jnp.sin, jnp.cos, jnp.tanh], x)
     noise = jax.random.normal(key, (3, 2))
     keys = jax.random.split(key, 3)
@@ -25,7 +31,7 @@ def program(key, x, count):
     inside = jax.lax.dynamic_slice(padded, (count, 5), (3, 4))
     return {
         "scan": (carry, rows),
-        "while": doubled,
+        "while": (doubled, halved),
         "branch": branch,
         "noise": noise,
         "keys": jax.random.key_data(keys),

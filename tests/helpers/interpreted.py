@@ -128,14 +128,27 @@ def _scan(inputs, equation):
 
 
 def _while(inputs, equation):
-    """Compute the turns of a loop until its test fails."""
+    """Compute the turns of a loop until its test fails.
+
+    Under `vmap` there is a test for each row; rows whose test has failed stay.
+    """
     params = equation.params
     of_test, of_body = params["cond_nconsts"], params["body_nconsts"]
     test, body = inputs[:of_test], inputs[of_test : of_test + of_body]
     carry = inputs[of_test + of_body :]
-    while _evaluate(params["cond_jaxpr"], [*test, *carry])[0]:
-        carry = _evaluate(params["body_jaxpr"], [*body, *carry])
+    while np.any(going := _evaluate(params["cond_jaxpr"], [*test, *carry])[0]):
+        moved = _evaluate(params["body_jaxpr"], [*body, *carry])
+        carry = [_select_rows(going, *pair) for pair in zip(moved, carry, strict=True)]
     return carry
+
+
+def _select_rows(wanted, new, old):
+    """Return rows of `new` where `wanted`, the others of `old`."""
+    if not np.ndim(wanted):
+        return new
+    shape = np.shape(wanted) + (1,) * (np.ndim(new) - np.ndim(wanted))
+    select = jnp.where if _is_key(new) else np.where
+    return select(np.reshape(wanted, shape), new, old)
 
 
 def _cond(inputs, equation):
