@@ -29,7 +29,6 @@ RUNS = {
     "experiments": "--tiny --rows replay_mnist --repeats=0",
     "growth": "--axes memory --points=1",
     "old_index": "--streams digits --seeds 0 --epochs=1",
-    "index_speed": "--rows=3000 --width=8",
     "keep_old": "--stream=same --seeds 0 --epochs=1 --rows average",
     "gpu_quarter_hour": "--tiny --stages er_ace input",
 }
@@ -50,7 +49,7 @@ def numbers(found):
 @pytest.mark.parametrize("name", RUNS)
 def test_a_small_run_ends_with_finite_numbers(load, name, tmp_path, monkeypatch):
     words, script = RUNS[name].split(), load(name)
-    if name in ("gpu_quarter_hour", "keep_old", "old_index", "index_speed"):
+    if name in ("gpu_quarter_hour", "keep_old", "old_index"):
         words.append(f"--out={tmp_path / 'out'}")
     if name == "old_index":
         page, picture = tmp_path / "page.md", tmp_path / "picture.png"
