@@ -16,16 +16,15 @@ from jaxcl.config import resolve, sections
 from jaxcl.methods.two_view import bases
 
 BENCHMARKS = pathlib.Path(__file__).parents[1] / "benchmarks"
-TINY = "--depth=10 --width=4 --size=16 --batch=16"
 # Arguments of a run that takes seconds, one line for each script and subcommand.
 RUNS = {
-    "throughput": f"{TINY} --output=16 --queue=64 --windows=2 --steps=2 --first-task",
-    "online": "--methods er mir --width=4 --batch=4 --per-class=2 --windows=1 --steps=1"
-    " --no-peer",
-    "steps": "cclis_cifar10 --override encoder.depth=10 --width=4 --size=16 --batch=16"
-    " --rows=120 --windows=1 --steps=1",
-    "input": "--decoders pillow --images=4 --batch=2 --repeats=1 --steps-per-call=2",
-    "bucket": "--readers 2 --images=4 --batch=2 --latency=0",
+    "steps": "cclis_cifar10 pnr_cifar100 --width=4 --size=16 --batch=16 --windows=1"
+    " --steps=1 --override encoder.depth=10",
+    "steps-peer": "er_ace_cifar10:mir --peer --width=4 --batch=4 --windows=1 --steps=1"
+    " --override replay.per_class=2",
+    "input": "--decoders pillow --images=4 --batch=2 --repeats=1 --threads 2",
+    "input-bucket": "--decoders pillow --images=4 --batch=2 --repeats=1 --threads 2"
+    " --bucket --latency=0",
     "experiments": "--tiny --rows replay_mnist --repeats=0",
     "growth": "--axes memory --points=1",
     "old_index": "--streams digits --seeds 0 --epochs=1",
@@ -49,6 +48,8 @@ def numbers(found):
 @pytest.mark.parametrize("name", RUNS)
 def test_a_small_run_ends_with_finite_numbers(load, name, tmp_path, monkeypatch):
     words, script = RUNS[name].split(), load(name)
+    if "--peer" in words:
+        pytest.importorskip("torch")
     if name in ("gpu_quarter_hour", "keep_old", "old_index"):
         words.append(f"--out={tmp_path / 'out'}")
     if name == "old_index":
@@ -197,22 +198,34 @@ def test_rows_of_reproduce_build(load, tmp_path):
         config_files.made(config, 100 if row.data == "cifar100" else 10)
 
 
-@pytest.mark.parametrize("base, strategy", [("mocov2plus", "pnr"), ("byol", "cassle")])
-def test_the_peer_takes_the_same_steps(load, tmp_path, monkeypatch, base, strategy):
-    torch, throughput = pytest.importorskip("torch"), load("throughput")
-    peer, config = load("peer"), throughput.config
-
-    def faster(*given):
-        """Steps so large that three of them show what the optimiser does."""
-        made = config(*given)
-        made.optimizer.weight_decay, made.schedule.start = 0.1, 0.03
-        return made
-
-    monkeypatch.setattr(throughput, "config", faster)
-    words = "--depth=10 --width=4 --hidden=32 --queue=64 --size=16 --batch=16".split()
-    words += ["--output=24", "--no-augment", f"--base={base}", f"--strategy={strategy}"]
-    work = throughput.make_job(throughput.parser().parse_args(words), tmp_path)
-    state = throughput.begun(work, 1)
+@pytest.mark.parametrize(
+    "base, strategy", [("mocov2plus", "pnr"), ("simclr", "finetune")]
+)
+def test_the_peer_takes_the_same_steps(load, tmp_path, base, strategy):
+    torch, steps = pytest.importorskip("torch"), load("steps")
+    peer = load("peers.torch_two_view")
+    changes = {
+        "encoder.depth": 10,
+        "method.base": base,
+        "method.strategy": strategy,
+        "method.hidden_dim": 32,
+        "method.output_dim": 24,
+        "augment.crop": False,
+        "augment.jitter": "(0,0,0,0)",
+        "augment.grayscale": 0.0,
+        "augment.flip": 0.0,
+        "augment.solarize": "(0,0)",
+        # Steps so large that three of them show what the optimiser does.
+        "optimizer.lr": 0.03,
+        "optimizer.weight_decay": 0.1,
+        "scale_lr": False,
+    }
+    if base == "mocov2plus":
+        changes["method.queue_size"] = 64
+    words = "pnr_cifar100 --width=4 --size=16 --batch=16 --override".split()
+    words += [f"{path}={value}" for path, value in changes.items()]
+    work = steps.make_job(steps.parser().parse_args(words), words[0], tmp_path)
+    state = steps.second_task(work)
     rng = np.random.default_rng(0)
 
     def moved(tree):
@@ -230,13 +243,15 @@ def test_the_peer_takes_the_same_steps(load, tmp_path, monkeypatch, base, strate
         precision="float32",
         channels_last=True,
     )
-    step, slow = jax.jit(work.method.step), bases.make_base(base).momentum
-    end = slow.end if slow else 1.0
+    step, decays = jax.jit(work.method.step), bases.make_base(base).momentum
+    start, end = decays or (1.0, 1.0)
     # The optimiser, the average and the queues show from the second step on.
     for _ in range(3):
         images = rng.integers(0, 256, (16, 2, 16, 16, 3), np.uint8)
         label = np.zeros(16, np.int32)
-        decay = float(optim.momentum_schedule(core.progress(state), end=end))
+        decay = float(
+            optim.momentum_schedule(core.progress(state), start=start, end=end)
+        )
         state, ours = step(state, {"image": images, "label": label})
         mean, std = (np.float32(work.config["augment"][k]) for k in ("mean", "std"))
         views = ((images / np.float32(255) - mean) / std).transpose(1, 0, 4, 2, 3)
