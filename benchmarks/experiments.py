@@ -10,8 +10,8 @@ Each run is a process of its own. Ours runs with an empty folder of compiled pro
 first, then in turn with the peer, `--repeats` times each. Every run is written to
 `--out` at once; a second command goes on where the first stopped.
 
-A peer is `NAME=PYTHON`, each in an environment of its own: lightly 1.6, avalanche
-(avalanche-lib 0.6) or stable_pretraining (0.1). Rows without their peer run ours alone.
+A peer is `NAME=PYTHON`, each in an environment of its own: lightly 1.6 or avalanche
+(avalanche-lib 0.6). Rows without their peer run ours alone.
 """
 
 import argparse
@@ -35,7 +35,7 @@ CIFAR10 = {
     "std": (0.247, 0.2435, 0.2616),
 }
 MNIST = {"set": "mnist", "size": 28, "mean": (0.1307,), "std": (0.3081,)}
-VIEWS = CIFAR10 | {
+HALF = CIFAR10 | {
     "peer": "lightly",
     "train": 256,
     "test": 256,
@@ -43,11 +43,10 @@ VIEWS = CIFAR10 | {
     "batch": 64,
     "lr": 0.03,
     "depth": 18,
-    "width": 64,
-    "conv_init": "kaiming",
+    "width": 32,
+    "conv_init": "torch",  # as lightly's network
     "neighbours": 20,
 }
-HALF = VIEWS | {"width": 32, "conv_init": "torch"}  # as lightly's network
 ALIKE = {"temperature": 0.2}
 SMALL_HEAD = {"hidden": 2048, "out": 128}
 WIDE_HEAD = {"hidden": 2048, "out": 2048}
@@ -110,9 +109,6 @@ ROWS = {
     "byol": HALF
     | {"hidden": 4096, "out": 256, "base": "byol", "method": {}, "lr": 0.03},
     "vicreg": HALF | WIDE_HEAD | {"base": "vicreg", "method": {}, "lr": 0.001},
-    "simclr_lightning": VIEWS  # whose network has no other width
-    | SMALL_HEAD
-    | {"peer": "stable_pretraining", "base": "simclr", "method": ALIKE, "train": 128},
 }
 # Of a few seconds, for tests
 TINY = {"train": 60, "test": 40, "width": 4, "depth": 10, "batch": 10}
