@@ -33,7 +33,8 @@ RUNS = {
 
 @pytest.fixture
 def load(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    for folder in (BENCHMARKS / "trials", BENCHMARKS):
+        monkeypatch.syspath_prepend(str(folder))
     return lambda name: importlib.import_module(name.partition("-")[0])
 
 
@@ -148,7 +149,9 @@ def test_epochs_of_two_runs_take_nine_tenths_of_the_time_left(load):
 def commands():
     for name in sorted({name.partition("-")[0] for name in RUNS}):
         text = (BENCHMARKS / "README.md").read_text()
-        for words in re.findall(rf"python benchmarks/{name}\.py([^`\n|]*)", text):
+        for words in re.findall(
+            rf"python benchmarks/(?:trials/)?{name}\.py([^`\n|]*)", text
+        ):
             yield pytest.param(name, shlex.split(words), id=f"{name}{words}")
 
 

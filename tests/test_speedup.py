@@ -1,4 +1,4 @@
-"""benchmarks/speedup.py: numbers by hand."""
+"""benchmarks/trials/speedup.py: numbers by hand."""
 
 import json
 import math
@@ -9,7 +9,7 @@ from helpers import config_files, run_directories
 
 T1 = 12.706204736  # two-sided 95 % quantile of Student's t, from a printed table
 leave = run_directories.leave_epochs
-speedup = config_files.load(config_files.ROOT / "benchmarks" / "speedup.py")
+speedup = config_files.load(config_files.ROOT / "benchmarks" / "trials" / "speedup.py")
 
 
 @pytest.fixture

@@ -1,14 +1,14 @@
-r"""An encoder that is there, taught new images in several ways: its runs, a table.
+r"""Teach an encoder new images in several ways: what each keeps and learns, a table.
 
-  python benchmarks/keep_fresh.py --old=tiny_imagenet20.npz --new=pacs64.npz
+  python benchmarks/trials/keep_fresh.py --old=tiny_imagenet20.npz --new=pacs64.npz
 
 trains the encoder of configs/keep_fresh.py on the images of --old and exports it. Each
 row of ROWS then teaches it those of --new, without labels, by `jaxcl update`, once with
 each seed; "retrain", the last, trains another encoder on all sets. Of several sets
-after --new each is an update of its own, one after another. Every encoder is judged on
-the test parts of all sets when all is taught. After each step ROOT/table.md is written
-anew, with the columns of docs/updating.md; at the end ROOT/table.png shows old
-against new. The same command goes on where it was stopped.
+after --new each is an update of its own, one after another. Every encoder is evaluated
+on the test parts of all sets at the end. ROOT/table.md is written after each step, with
+the columns of docs/updating.md, and ROOT/table.png at the end: old against new. The
+same command resumes.
 
 A set is an .npz file or a directory that `jaxcl convert` wrote.
 """
@@ -21,11 +21,11 @@ import subprocess
 import sys
 from typing import NamedTuple
 
+import numpy as np
+
 from jaxcl import plots
-from jaxcl.data import storage
 from jaxcl.errors import Refused
 from jaxcl.index.ways import VERDICTS
-from jaxcl.report import numbers
 from jaxcl.run import encoder_folder, result_file, seeds, updates
 
 CONFIG = "configs/keep_fresh.py"
@@ -68,9 +68,9 @@ class Step(NamedTuple):
 
 
 def main(argv=None) -> int:
-    """The command; returns 0, or the exit code of the first step that failed.
+    """Do all steps; return the exit code of the first that failed, or 0.
 
-    It is 2 if an argument is wrong.
+    The code is 2 if an argument is wrong.
     """
     options = parser().parse_args(argv)
     root = pathlib.Path(options.root)
@@ -100,24 +100,21 @@ def main(argv=None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of the command."""
+    """Make the command line."""
     made = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    made.add_argument(
-        "--old", required=True, help="images that the encoder was trained on"
-    )
-    made.add_argument(
-        "--new", required=True, nargs="+", help="new images, one set per update"
-    )
+    old = "images that the encoder was trained on"
+    made.add_argument("--old", required=True, help=old)
+    new = "new images, one set per update"
+    made.add_argument("--new", required=True, nargs="+", help=new)
     made.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     made.add_argument("--rows", nargs="+", default=[*ROWS], choices=ROWS, metavar="ROW")
     made.add_argument("--epochs", type=int, default=3, help="of an update")
-    made.add_argument(
-        "--lr", type=float, default=1e-3, help="of an update, at its peak"
-    )
+    peak = "of an update, at its peak"
+    made.add_argument("--lr", type=float, default=1e-3, help=peak)
     made.add_argument(
         "--retrain",
         nargs="*",
@@ -125,9 +122,8 @@ def parser() -> argparse.ArgumentParser:
         metavar="SEED",
         help="seeds of new encoders on all sets; empty: none; default: as --seeds",
     )
-    made.add_argument(
-        "--root", default="runs/keep_fresh", help="folder of all run directories"
-    )
+    root = "folder of all run directories"
+    made.add_argument("--root", default="runs/keep_fresh", help=root)
     made.add_argument("--dry-run", action="store_true", help="print the commands")
     made.add_argument("--python", default=sys.executable)
     return made
@@ -232,81 +228,57 @@ def _judged(options, folder, encoder) -> list[Step]:
 
 
 def table(options) -> str:
-    """What is finished: a line of each row, mean and standard error over its seeds."""
+    """Write what is finished: mean and standard error over the seeds of each row."""
     _, *new = sets(options)
     columns = ["taught by", "seeds", "old kNN", "old probe"]
     columns += [f"{name} kNN" for name in new]
-    columns += ["new probe", "neighbours kept", "old index", "would pass"]
-    columns += ["TFLOP", "minutes"]
-    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+    columns += ["new probe", "neighbours kept", "old index", "would pass", "TFLOP"]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     rows = finished(options)
-    lines += [line(options, title, folders) for title, folders in rows.items()]
-    paired = differences(options, rows)
-    return "\n".join([*lines, *([""] if paired else []), *paired])
+    return "\n".join(lines + [line(options, *row) for row in rows.items()])
 
 
 def finished(options) -> dict[str, dict[int | None, pathlib.Path]]:
-    """Title of each row -> its seeds that are judged -> their directories."""
-    rows = {"no update": {None: place(options, "have")}}
+    """Map title of a row -> seed -> its directory, of what is evaluated."""
     again = options.seeds if options.retrain is None else options.retrain
-    rows["a new encoder on all"] = {
-        seed: place(options, "retrain", seed) for seed in again
-    }
-    for name in options.rows:
-        folders = {seed: place(options, name, seed) for seed in options.seeds}
-        rows[ROWS[name].title] = folders
-    judged = {
-        title: {
-            seed: folder
-            for seed, folder in folders.items()
-            if accuracies(options, folder)
-        }
-        for title, folders in rows.items()
-    }
-    return {title: folders for title, folders in judged.items() if folders}
+    names = {"a new encoder on all": ("retrain", again)}
+    names |= {ROWS[name].title: (name, options.seeds) for name in options.rows}
+    rows = {"no update": {None: place(options, "have")}}
+    for title, (name, numbers) in names.items():
+        rows[title] = {seed: place(options, name, seed) for seed in numbers}
+    for title, folders in rows.items():
+        done = {k: x for k, x in folders.items() if accuracies(options, x)}
+        rows[title] = done
+    return {title: folders for title, folders in rows.items() if folders}
 
 
 def draw(options, path: pathlib.Path) -> None:
-    """Draw what each way has of the old and of the new, by nearest neighbours."""
-    points = {}
-    for title, folders in finished(options).items():
-        values = [accuracies(options, folder) for folder in folders.values()]
-        old = seeds.mean_and_error(x[0] for x in values)
-        new = seeds.mean_and_error(sum(x[2:-1]) / len(x[2:-1]) for x in values)
-        points[title] = tuple(
-            100 * (x or 0.0)
-            for x in (old["mean"], old["error"], new["mean"], new["error"])
-        )
-    draw_points(points, path)
+    """Draw what each way has of the old and of the new, by nearest neighbours.
 
-
-def draw_points(points: dict[str, tuple], path: pathlib.Path) -> None:
-    """Draw title -> (mean and error on the old, mean and error on the new), percent.
-
-    The colour is the method's. A marker is full if all weights were trained, empty for
-    LoRA, half full for LoRA with the last block.
+    A marker is empty for LoRA, and half full for LoRA with the last block.
     """
     figure = plots.make_figure(6.5, 4.2)
-    axes = figure.add_subplot()
-    method_of = {title: title.partition(",")[0] for title in points}
-    numbers = plots.number_styles([*dict.fromkeys(method_of.values())])
-    for title, (old, old_error, new, new_error) in points.items():
-        fills = ("full", "none", "left")
+    axes, rows = figure.add_subplot(), finished(options)
+    methods = {title: title.partition(",")[0] for title in rows}
+    styles = plots.number_styles([*dict.fromkeys(methods.values())])
+    for title, folders in rows.items():
+        values = [accuracies(options, folder) for folder in folders.values()]
+        old = seeds.mean_and_error(100 * x[0] for x in values)
+        new = seeds.mean_and_error(100 * np.mean(x[2:-1]) for x in values)
+        fill = ("full", "none", "left")[("LoRA" in title) + ("last block" in title)]
         axes.errorbar(
-            old,
-            new,
-            xerr=old_error,
-            yerr=new_error,
+            old["mean"],
+            new["mean"],
+            xerr=old["error"],
+            yerr=new["error"],
             label=plots.escape_dollars(title),
             linestyle="none",
-            markersize=8,
-            fillstyle=fills[("LoRA" in title) + ("last block" in title)],
-            **plots.choose_style(numbers[method_of[title]]),
+            fillstyle=fill,
+            **plots.choose_style(styles[methods[title]]),
         )
     axes.set(xlabel="k-NN accuracy on the old images (%)")
     axes.set(ylabel="k-NN accuracy on the new images (%)")
     axes.set(title="up and to the right is better")
-    axes.grid(color="0.9")
     plots.show_legend(axes, title="mean, standard error")
     plots.save_figure(figure, path)
 
@@ -324,29 +296,24 @@ def accuracies(options, folder: pathlib.Path) -> list[float]:
 
 
 def line(options, title: str, folders: dict[int | None, pathlib.Path]) -> str:
-    """A line of the table.
+    """Write a line of the table.
 
     Args:
-      options: of the command.
-      title: of the row.
-      folders: of its seeds, each with updates, a run, or neither.
+      options: the command line.
+      title: title of the row.
+      folders: directories of its seeds, each with updates, a run, or neither.
     """
     values = [accuracies(options, folder) for folder in folders.values()]
-    shown = [
-        seeds.percent(seeds.mean_and_error(column))
-        for column in zip(*values, strict=True)
-    ]
+    columns = zip(*values, strict=True)
+    cells = [seeds.percent(seeds.mean_and_error(column)) for column in columns]
     workdirs = [
         x for folder in folders.values() for x in update_folders(options, folder)
     ]
-    verdicts = [workdir / updates.VERDICT for workdir in workdirs]
-    reports = [storage.read_object(path) for path in verdicts if path.exists()]
+    reports = [x for workdir in workdirs if (x := updates.read_report(workdir))]
     kept = index = passed = "-"
     if reports:
-        kept = seeds.percent(
-            seeds.mean_and_error(r["drift"]["overlap"] for r in reports)
-        )
-        said = [report["index"] for report in reports]
+        overlaps = seeds.mean_and_error(r["drift"]["overlap"] for r in reports)
+        kept, said = seeds.percent(overlaps), [r["index"] for r in reports]
         index = ", ".join(f"{said.count(x)} {x}" for x in VERDICTS if x in said)
         changes = [min(x["change"] for x in r["accuracy"].values()) for r in reports]
         passed = f"{sum(change >= -DROP for change in changes)} of {len(changes)}"
@@ -355,47 +322,8 @@ def line(options, title: str, folders: dict[int | None, pathlib.Path]) -> str:
         runs = [folder / "run" for folder in folders.values()]
         costs = [result_file.read_results(run)["cost"]["total"] for run in runs]
     flops = sum(cost["flops"] for cost in costs) / len(folders) / 1e12
-    minutes = sum(cost["train_seconds"] for cost in costs) / len(folders) / 60
-    cells = [title, str(len(folders)), *shown, kept, index, passed]
-    cells += [f"{flops:.1f}", f"{minutes:.1f}"]
-    return "| " + " | ".join(cells).replace("+-", "±") + " |"
-
-
-def differences(options, rows: dict[str, dict]) -> list[str]:
-    """A table of each row minus the first of the updates, paired by seed.
-
-    Each cell is the mean difference with the 95 % interval of Student's t. There is no
-    table of one row.
-    """
-    taught = [title for row in ROWS.values() if (title := row.title) in rows]
-    columns = ["old kNN", "old probe", "new kNN", "new probe"]
-    if len(taught) < 2:
-        return []
-    lines = [f"| against {taught[0]} | " + " | ".join(columns) + " |"]
-    lines.append("|---" * (1 + len(columns)) + "|")
-
-    def measured(folder):
-        old, probe, *new, new_probe = accuracies(options, folder)
-        return old, probe, sum(new) / len(new), new_probe
-
-    for title in taught[1:]:
-        both = [seed for seed in rows[title] if seed in rows[taught[0]]]
-        pairs = [[measured(rows[t][seed]) for t in (title, taught[0])] for seed in both]
-        cells = [
-            _interval(mine[i] - first[i] for mine, first in pairs)
-            for i in range(len(columns))
-        ]
-        lines.append("| " + " | ".join([title, *cells]) + " |")
-    return lines
-
-
-def _interval(values) -> str:
-    """Points: a mean, and its interval where there are two values or more."""
-    mean, low, high, _ = numbers.estimate_mean(values)
-    if mean is None:
-        return "-"
-    ends = "" if low is None else f" ({100 * low:.1f} to {100 * high:.1f})"
-    return f"{100 * mean:+.1f}{ends}"
+    cells = [title, str(len(folders)), *cells, kept, index, passed, f"{flops:.1f}"]
+    return f"| {' | '.join(cells)} |".replace("+-", "±")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """A stored index after an update: the ways to go on with it, as tables and a picture.
 
-  python benchmarks/old_index.py --streams outline busy night digits cifar \
+  python benchmarks/trials/old_index.py --streams outline busy night digits cifar \
       --cifar=cifar10.npz --seeds 0 1 2 3 4 --page=docs/index_upgrade.md \\
       --picture=docs/images/index_upgrade.png
-  python benchmarks/old_index.py --streams outline --network=vit --seeds 0 1 2 \
+  python benchmarks/trials/old_index.py --streams outline --network=vit --seeds 0 1 2 \
       --rows finetune l2_sp:0.1 l2_sp:1 cassle lora:4
 
 A small network learns some images by SimCLR; an update teaches it others. The index

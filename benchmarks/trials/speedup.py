@@ -1,6 +1,6 @@
 """Tell how much sooner runs converge than a baseline, as Table 4 and Figure 4 of ICL.
 
-  python benchmarks/speedup.py --baseline=retrain retrain=runs/retrain icl=runs/icl
+  python benchmarks/trials/speedup.py --baseline=retrain retrain=runs/retrain icl=runs/icl
 
 A directory is a run, or holds the runs of several seeds. A name may be given several
 times, for other growths or other seeds. Seeds are paired within a growth. There are two

@@ -2,7 +2,7 @@
 
   jaxcl train own_images:shapes/plain,encoder=conv_net ... (docs/getting_started.md)
   jaxcl export --run=runs/mine --out=exports/mine
-  python benchmarks/frozen_heads.py --encoder=exports/mine --out=runs/frozen
+  python benchmarks/trials/frozen_heads.py --encoder=exports/mine --out=runs/frozen
 
 It prints a markdown table, percent over seeds; a seed sets the order of classes and the
 projections. Controls: a rule on a random encoder, a linear head without a memory, and a
