@@ -1,6 +1,7 @@
-"""Tell how much sooner runs converge than a baseline, as Table 4 and Figure 4 of ICL.
+r"""Tell how much sooner runs converge than a baseline, as Table 4 of ICL.
 
-  python benchmarks/trials/speedup.py --baseline=retrain retrain=runs/retrain icl=runs/icl
+  python benchmarks/trials/speedup.py --baseline=retrain \
+      retrain=runs/retrain icl=runs/icl
 
 A directory is a run, or holds the runs of several seeds. A name may be given several
 times, for other growths or other seeds. Seeds are paired within a growth. There are two
@@ -17,10 +18,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import numpy as np
 from etils import epath
 
-from jaxcl import plots, schema
+from jaxcl import schema
 from jaxcl.data import scenarios, storage
 from jaxcl.errors import Refused
 from jaxcl.report import numbers as numbers_lib
@@ -39,7 +39,6 @@ COLUMNS = {
     "target T": "target_time_ratio",
     "target P": "target_passes_ratio",
 }
-RATIOS = ("T", "E", "target T", "target P")
 
 
 class Epoch(NamedTuple):
@@ -275,58 +274,6 @@ def text(group: dict, scalars: Sequence[str] = SCALARS) -> str:
     return "\n".join(lines)
 
 
-def draw(groups: list[dict], path, *, baseline: str) -> None:
-    """Draw speed-ups with 95 % intervals against the growth, as Figure 4 of ICL.
-
-    Args:
-      groups: from `compared`, with growths.
-      path: of the picture.
-      baseline: as given to `compared`.
-    """
-    figure = plots.make_figure(4.5 * len(RATIOS), 4.2)
-    panels = figure.subplots(1, len(RATIOS))
-    growths = [group["growth"] for group in groups]
-    names = dict.fromkeys(n for group in groups for n in group["runs"] if n != baseline)
-    # Lines are shifted: the interval of one run would hide that of another.
-    gaps = [b - a for a, b in itertools.pairwise(growths)]
-    gap = min(gaps, default=0.1) / 2 / max(len(names), 1)
-    for title, axes in zip(RATIOS, panels, strict=True):
-        axes.axhline(
-            1, color="0.5", linestyle=":", label=plots.escape_dollars(baseline)
-        )
-        shown = [1.0]
-        styles = plots.number_styles([*names])
-        for number, name in enumerate(names):
-            own = [group for group in groups if name in group["runs"]]
-            ratios = [[*group["runs"][name][COLUMNS[title]].values()] for group in own]
-            mean, low, high, _ = np.array(ratios, float).T
-            x = [group["growth"] for group in own]
-            x = np.add(x, gap * (number - (len(names) - 1) / 2))
-            ends = np.nan_to_num([mean - low, high - mean])
-            style = plots.choose_style(styles[name])
-            style |= {"label": plots.escape_dollars(name)}
-            axes.errorbar(x, mean, ends, capsize=3, **style)
-            shown += mean[np.isfinite(mean)].tolist()
-        _make_logarithmic(axes)
-        # Wide intervals of two seeds are cut off, or all ratios would look alike.
-        low, high = axes.get_ylim()
-        axes.set_ylim(max(low, min(shown) / 4), min(high, max(shown) * 4))
-        axes.set_xticks(growths, [f"{growth:g}" for growth in growths])
-        axes.set(xlabel="growth", ylabel="speed-up", title=title)
-    plots.show_legend(panels[-1], title="95 % intervals")
-    plots.save_figure(figure, path)
-
-
-def _make_logarithmic(axes) -> None:
-    """Make the y axis logarithmic, with a few ticks at each power of 10."""
-    from matplotlib import ticker
-
-    axes.set(yscale="log")
-    axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 1.5, 2, 3, 5)))
-    axes.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
-    axes.yaxis.set_minor_locator(ticker.NullLocator())
-
-
 def parser() -> argparse.ArgumentParser:
     """Return the options of the command."""
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -338,7 +285,6 @@ def parser() -> argparse.ArgumentParser:
     add("--within", type=float, default=0.01, help="of the baseline's, or of the gain")
     add("--frozen", help="a NAME; the gain is its scalar - baseline's")
     add("--scalars", default=",".join(SCALARS), help="at the end of the task")
-    add("--plot", help="a .png, .svg or .pdf, by growth")
     add("--json", help="a file for all numbers")
     return arguments
 
@@ -354,17 +300,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _compare(options) -> None:
-    """Read the runs, compare them, and print, write and draw the numbers."""
-    if options.plot:
-        plots.read_format(options.plot)
+    """Read the runs, compare them, and print and write the numbers."""
     runs = []
     for argument in options.runs:
         name, _, workdir = argument.partition("=")
         if not (name and workdir):
             raise Refused(f"{argument}: must be NAME=DIR")
         runs += read(name, workdir, task=options.task, scalar=options.scalar)
-    if options.plot and any(run.growth is None for run in runs):
-        raise Refused(f"--plot={options.plot}: must be of runs with a growth")
     setting = {x: getattr(options, x) for x in ("baseline", "within", "frozen")}
     scalars = options.scalars.split(",")
     groups = compared(runs, scalars=scalars, **setting)
@@ -373,8 +315,6 @@ def _compare(options) -> None:
     if options.json:
         setting |= {"task": options.task, "scalar": options.scalar, "growths": groups}
         storage.write_json(options.json, result_file.jsonable(setting))
-    if options.plot:
-        draw(groups, options.plot, baseline=options.baseline)
 
 
 if __name__ == "__main__":
