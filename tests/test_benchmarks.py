@@ -13,6 +13,7 @@ import pytest
 from helpers import config_files
 from jaxcl import core, optim
 from jaxcl.config import resolve, sections
+from jaxcl.data import sources
 from jaxcl.methods.two_view import bases
 
 BENCHMARKS = pathlib.Path(__file__).parents[1] / "benchmarks"
@@ -64,6 +65,20 @@ def test_a_small_run_ends_with_finite_numbers(load, name, tmp_path):
         assert page.read_text().count(f"mapped forward | {shares[1]:.1f} |") == 1
         assert page.read_text().startswith("Old.") and picture.stat().st_size > 9999
     assert "not_done" not in json.dumps(told)
+
+
+def test_a_row_of_keep_fresh_is_taught_and_evaluated(load, tmp_path):
+    for name, sign in (("old", 1), ("new", -1)):
+        data = sources.load(name="digits", size=16, channels=3)
+        parts = {"train": data.train, "test": data.test}
+        arrays = {f"{k}_x": sign * x.images[:160] for k, x in parts.items()}
+        arrays |= {f"{k}_y": x.label[:160] for k, x in parts.items()}
+        np.savez(tmp_path / f"{name}.npz", **arrays)
+    words = [f"--{x}={tmp_path / x}.npz" for x in ("old", "new")]
+    words += "--debug --seeds 0 --rows lora --epochs=1 --batch=32".split()
+    script = load("keep_fresh")
+    table = script.main([*words, f"--root={tmp_path / 'runs'}"]).splitlines()
+    assert [row.split(" | ")[1] for row in table[2:]] == ["1", "1"]
 
 
 def test_each_second_of_an_experiment_belongs_to_one_stage(monkeypatch):
