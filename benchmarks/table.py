@@ -69,9 +69,14 @@ def make_cells(options) -> list[Cell]:
       Refused: no run has a matrix, a measure, or the name of a paper's number.
     """
     runs, paper = read_runs(options.runs), read_paper(options.paper)
-    matrices = numbers.list_names(x for r in runs for x in r.measures.values())
-    matrices = options.matrix or matrices
-    cells = []
+    known = [by_name for run in runs for by_name in run.measures.values()]
+    names = {"matrix": numbers.list_names(known)}
+    names["measure"] = numbers.list_names(x for y in known for x in y.values())
+    for field, allowed in names.items():
+        for wanted in getattr(options, field) or ():
+            if wanted not in allowed:
+                raise Refused(f"--{field}", wanted, f"must be of {', '.join(allowed)}")
+    matrices, cells = options.matrix or names["matrix"], []
     for run in runs:
         for matrix in matrices:
             for measure in options.measure:
@@ -86,13 +91,9 @@ def make_cells(options) -> list[Cell]:
                     difference = mean - number
                 cell = run.name, matrix, measure, len(values), mean, std
                 cells.append(Cell(*cell, number, difference))
-    names = ", ".join(run.name for run in runs)
     for name in paper:
-        raise Refused("--paper", name, f"must be the name of a run: {names}")
-    for field in ("matrix", "measure"):
-        for wanted in getattr(options, field) or ():
-            if not any(x.seeds for x in cells if getattr(x, field) == wanted):
-                raise Refused(f"--{field}", wanted, "must be in a run's results.json")
+        allowed = ", ".join(run.name for run in runs)
+        raise Refused("--paper", name, f"must be of {allowed}")
     return cells
 
 
