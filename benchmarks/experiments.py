@@ -2,7 +2,6 @@
 
   python benchmarks/experiments.py --mnist=mnist.npz --cifar10=cifar10.npz --core=0 \
       --peer lightly=lightly/bin/python avalanche=avalanche/bin/python --out=found.json
-  python benchmarks/experiments.py --table found.json
 
 Both sides read one .npz file (train_x, train_y, test_x, test_y; images u8) and train
 the same network on the same images, in as many steps of as many images, on one thread.
@@ -18,7 +17,6 @@ import argparse
 import json
 import os
 import pathlib
-import platform
 import statistics
 import subprocess
 import sys
@@ -117,7 +115,7 @@ STAGES = ("start", "read", "compile", "train", "evaluate", "save", "rest")
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of the command."""
+    """Make the command line."""
     made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     made.add_argument("--rows", nargs="*", choices=[*ROWS], default=[*ROWS])
     for name in ("mnist", "cifar10"):
@@ -127,7 +125,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--core", type=int, help="that both sides run on")
     made.add_argument("--tiny", action="store_true", help="a few images and units")
     made.add_argument("--out", type=pathlib.Path, help="JSON of all runs")
-    made.add_argument("--table", type=pathlib.Path, help="show what this file holds")
     return made
 
 
@@ -263,45 +260,17 @@ def tables(found: dict) -> str:
     return "\n\n".join("\n".join(x) for x in (lines, stages))
 
 
-def machine() -> dict:
-    """Say where the runs took place."""
-    info = pathlib.Path("/proc/cpuinfo")
-    models = [
-        x.partition(":")[2].strip()
-        for x in (info.read_text().splitlines() if info.exists() else [])
-        if x.startswith("model name")
-    ]
-    import importlib.metadata as versions
-
-    return {
-        "processor": models[0] if models else platform.processor(),
-        "jax": versions.version("jax"),
-        "jaxlib": versions.version("jaxlib"),
-        "python": platform.python_version(),
-        "date": time.strftime("%Y-%m-%d"),
-    }
-
-
 def main(argv=None) -> dict:
-    """The command; prints the tables and returns the runs, row by row."""
+    """Print the tables; return the runs, row by row."""
     args = parser().parse_args(argv)
-    if args.table:
-        found = json.loads(args.table.read_text())
-        found.pop("machine", None)
-        print(tables(found))
-        return found
     if args.core is not None:
         os.sched_setaffinity(0, {args.core})
     found = {}
     if args.out and args.out.exists():
         found = json.loads(args.out.read_text())
-    found.pop("machine", None)
-    told = machine()
     with tempfile.TemporaryDirectory() as folder:
         for name in args.rows:
             compare(name, args, pathlib.Path(folder), found)
-    if args.out:
-        args.out.write_text(json.dumps({"machine": told} | found, indent=1))
     print(tables(found))
     return found
 
