@@ -2,7 +2,6 @@
 
   python benchmarks/experiments.py --mnist=mnist.npz --cifar10=cifar10.npz --core=0 \
       --peer lightly=lightly/bin/python avalanche=avalanche/bin/python --out=found.json
-  python benchmarks/experiments.py --table found.json
 
 Both sides read one .npz file (train_x, train_y, test_x, test_y; images u8) and train
 the same network on the same images, in as many steps of as many images, on one thread.
@@ -10,15 +9,14 @@ Each run is a process of its own. Ours runs with an empty folder of compiled pro
 first, then in turn with the peer, `--repeats` times each. Every run is written to
 `--out` at once; a second command goes on where the first stopped.
 
-A peer is `NAME=PYTHON`, each in an environment of its own: lightly 1.6, avalanche
-(avalanche-lib 0.6) or stable_pretraining (0.1). Rows without their peer run ours alone.
+A peer is `NAME=PYTHON`, each in an environment of its own: lightly 1.6 or avalanche
+(avalanche-lib 0.6). Rows without their peer run ours alone.
 """
 
 import argparse
 import json
 import os
 import pathlib
-import platform
 import statistics
 import subprocess
 import sys
@@ -35,7 +33,7 @@ CIFAR10 = {
     "std": (0.247, 0.2435, 0.2616),
 }
 MNIST = {"set": "mnist", "size": 28, "mean": (0.1307,), "std": (0.3081,)}
-VIEWS = CIFAR10 | {
+HALF = CIFAR10 | {
     "peer": "lightly",
     "train": 256,
     "test": 256,
@@ -43,11 +41,10 @@ VIEWS = CIFAR10 | {
     "batch": 64,
     "lr": 0.03,
     "depth": 18,
-    "width": 64,
-    "conv_init": "kaiming",
+    "width": 32,
+    "conv_init": "torch",  # as lightly's network
     "neighbours": 20,
 }
-HALF = VIEWS | {"width": 32, "conv_init": "torch"}  # as lightly's network
 ALIKE = {"temperature": 0.2}
 SMALL_HEAD = {"hidden": 2048, "out": 128}
 WIDE_HEAD = {"hidden": 2048, "out": 2048}
@@ -110,9 +107,6 @@ ROWS = {
     "byol": HALF
     | {"hidden": 4096, "out": 256, "base": "byol", "method": {}, "lr": 0.03},
     "vicreg": HALF | WIDE_HEAD | {"base": "vicreg", "method": {}, "lr": 0.001},
-    "simclr_lightning": VIEWS  # whose network has no other width
-    | SMALL_HEAD
-    | {"peer": "stable_pretraining", "base": "simclr", "method": ALIKE, "train": 128},
 }
 # Of a few seconds, for tests
 TINY = {"train": 60, "test": 40, "width": 4, "depth": 10, "batch": 10}
@@ -121,7 +115,7 @@ STAGES = ("start", "read", "compile", "train", "evaluate", "save", "rest")
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of the command."""
+    """Make the command line."""
     made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     made.add_argument("--rows", nargs="*", choices=[*ROWS], default=[*ROWS])
     for name in ("mnist", "cifar10"):
@@ -131,7 +125,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--core", type=int, help="that both sides run on")
     made.add_argument("--tiny", action="store_true", help="a few images and units")
     made.add_argument("--out", type=pathlib.Path, help="JSON of all runs")
-    made.add_argument("--table", type=pathlib.Path, help="show what this file holds")
     return made
 
 
@@ -267,45 +260,17 @@ def tables(found: dict) -> str:
     return "\n\n".join("\n".join(x) for x in (lines, stages))
 
 
-def machine() -> dict:
-    """Say where the runs took place."""
-    info = pathlib.Path("/proc/cpuinfo")
-    models = [
-        x.partition(":")[2].strip()
-        for x in (info.read_text().splitlines() if info.exists() else [])
-        if x.startswith("model name")
-    ]
-    import importlib.metadata as versions
-
-    return {
-        "processor": models[0] if models else platform.processor(),
-        "jax": versions.version("jax"),
-        "jaxlib": versions.version("jaxlib"),
-        "python": platform.python_version(),
-        "date": time.strftime("%Y-%m-%d"),
-    }
-
-
 def main(argv=None) -> dict:
-    """The command; prints the tables and returns the runs, row by row."""
+    """Print the tables; return the runs, row by row."""
     args = parser().parse_args(argv)
-    if args.table:
-        found = json.loads(args.table.read_text())
-        found.pop("machine", None)
-        print(tables(found))
-        return found
     if args.core is not None:
         os.sched_setaffinity(0, {args.core})
     found = {}
     if args.out and args.out.exists():
         found = json.loads(args.out.read_text())
-    found.pop("machine", None)
-    told = machine()
     with tempfile.TemporaryDirectory() as folder:
         for name in args.rows:
             compare(name, args, pathlib.Path(folder), found)
-    if args.out:
-        args.out.write_text(json.dumps({"machine": told} | found, indent=1))
     print(tables(found))
     return found
 

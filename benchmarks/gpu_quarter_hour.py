@@ -27,8 +27,7 @@ import input as input_path
 import jax
 import kernels
 import numpy as np
-import online
-import throughput
+import steps as steps_lib
 
 from jaxcl import estimate
 from jaxcl.data import sources, storage
@@ -42,20 +41,18 @@ LATE = "its time was over"
 # 70 s and `torch.compile` as long, so that steps take more than three minutes of 14.
 STAGES = dict.fromkeys(("about", "pnr", "er_ace", "pnr_peer", "er_ace_peer"), 0.32)
 STAGES |= {"input": 0.4} | dict.fromkeys(("plan", "run_pnr", "run_finetune"), 1.0)
-# Step -> its script, its options, and those of the rehearsal. The schedule is long
-# enough for all windows, and a call of ER-ACE shorter than its task.
-_LONG = ("--windows=5", "--steps=4000")
+# Step -> the words of `steps.py`, and those of the rehearsal. A call of ER-ACE must be
+# shorter than its task.
 STEPS = {
     "pnr": (
-        throughput,
-        (*_LONG, "--batch=256", "--precision=bfloat16"),
-        "--width=4 --size=16 --depth=10 --hidden=16 --output=8 --queue=64 --batch=16"
-        " --precision=float32",
+        "pnr_cifar100 --batch=256 --override precision=bfloat16",
+        "pnr_cifar100 --width=4 --size=16 --batch=16 --override encoder.depth=10"
+        " method.hidden_dim=16 method.output_dim=8 method.queue_size=64",
     ),
     "er_ace": (
-        online,
-        (*_LONG, "--steps-per-call=100"),
-        "--width=4 --batch=4 --per-class=2 --steps-per-call=10",
+        "er_ace_cifar10 --override method.form=paper steps_per_call=100",
+        "er_ace_cifar10 --width=4 --batch=4 --override method.form=paper"
+        " steps_per_call=10 replay.per_class=2",
     ),
 }
 _TINY_RUN = (
@@ -74,7 +71,7 @@ def about(args) -> dict:
     if importlib.util.find_spec("torch"):
         torch = importlib.import_module("torch").__version__
     found = {"platform": device.platform, "device": device.device_kind}
-    found |= {"cores": throughput.cores(), "jax": jax.__version__, "torch": torch}
+    found |= {"cores": steps_lib.cores(), "jax": jax.__version__, "torch": torch}
     return found | {"data": data, "rows": len(sources.load(**data).train.label)}
 
 
@@ -100,35 +97,25 @@ def find_data(args) -> dict:
 
 
 def make_step(args, name: str, stack):
-    """Make the job of a step.
-
-    Returns:
-      The options of its script, the job, and () -> throughput.Ours, in the second task.
-    """
-    script, options, tiny = STEPS[name]
-    words = [*options, *(tiny.split() if args.tiny else ())]
-    options = script.parser().parse_args(words)
+    """Make the job of a step, its images in a folder that `stack` deletes."""
+    options = steps_lib.parser().parse_args(STEPS[name][args.tiny].split())
     folder = stack.enter_context(tempfile.TemporaryDirectory())
-    if name == "pnr":
-        work = throughput.make_job(options, folder)
-        return options, work, lambda: throughput.in_second_task(work, 1, stack)
-    work = online.make_job(options, name, folder)
-    return options, work, lambda: online.ready(options, work, stack)
+    return steps_lib.make_job(options, *options.configs, folder)
 
 
 def measure_ours(args, name: str) -> dict:
     """Measure and profile our step, and read its program."""
     with contextlib.ExitStack() as stack:
-        options, work, ready = make_step(args, name, stack)
-        step = ready()
+        work = make_step(args, name, stack)
+        step = steps_lib.in_second_task(work, 1, stack)
         in_call = step.steps // step.calls
-        result = _windows(lambda calls: step.window(calls)[0], args, steps=in_call)
+        result = _windows(step.window, args, steps=in_call)
         chip = estimate.chip_of(jax.devices()[0].device_kind)
         result |= {
-            "examples": options.batch,
+            "examples": work.data.batch_size,
             "compile_seconds": step.compile_seconds,
             "program": estimate.read_program(step.compiled, work, chip),
-            "first_task_flops": throughput.flops(work, 0),
+            "first_task_flops": steps_lib.flops(work, 0),
         }
         note(args.out, name, result)  # the profile may fail, or come too late
         calls = -(-(4 if args.tiny else 20) // in_call)
@@ -148,16 +135,13 @@ def measure_peer(args, name: str) -> dict:
     if not (args.tiny or importlib.import_module("torch").cuda.is_available()):
         return {"not_done": "PyTorch does not see the chip"}
     with contextlib.ExitStack() as stack:
-        options, work, ready = make_step(args, name, stack)
-        # ER-ACE replays from a full memory.
-        state = throughput.begun(work, 1) if name == "pnr" else ready().state
-        state = jax.device_get(state.replace(key=None))
-        options.steps = 3  # of a window that decides which form is the fastest
-        timed = importlib.import_module(
-            "peer" if name == "pnr" else "peer_online"
-        ).timed
+        work = make_step(args, name, stack)
+        if name == "pnr":
+            state = steps_lib.second_task(work)
+        else:  # it replays from a full memory
+            state = steps_lib.in_second_task(work, 1, stack).state
         how = {"device": "cpu" if args.tiny else "cuda", "compiled": not args.tiny}
-        window, form = timed(options, work, state, throughput.cores(), **how)
+        window, form = steps_lib.time_peer(work, state, **how)
     return _windows(window, args) | {"peer": form}
 
 

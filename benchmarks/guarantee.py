@@ -61,11 +61,6 @@ def by_bets(n, lost, gained, error) -> np.ndarray:
     return capital >= -np.log(error)
 
 
-def by_score(n, lost, gained, error) -> np.ndarray:
-    """Take Tango's score to be normal."""
-    return special.ndtr(gate.score(lost, gained, n, LIMIT)) <= error
-
-
 def by_newcombe(n, lost, gained, error) -> np.ndarray:
     """Square and add the ends of two score intervals, correlated (Newcombe, method 10).
 
@@ -106,7 +101,6 @@ def _passes(n, lost, gained, error) -> bool:
 TESTS = {
     "exact, in pieces": by_pieces,
     "bets": by_bets,
-    "score, normal": by_score,
     "Newcombe 10, normal": by_newcombe,
     "exact score": by_exact,
 }
@@ -119,21 +113,6 @@ TESTS = {
 def by_series(outcomes) -> float:
     """Spend 6 / (pi t)^2 of the budget at update t."""
     return LIFE * 6 / (math.pi * (len(outcomes) + 1)) ** 2
-
-
-def by_flat_series(outcomes) -> float:
-    """Spend 20 / ((t + 19) (t + 20)) of the budget at update t."""
-    t = len(outcomes) + 1
-    return LIFE * 20 / ((t + 19) * (t + 20))
-
-
-def by_fallback(outcomes) -> float:
-    """Add the share of a proven update to the next one (Tian and Ramdas, 2021)."""
-    error = 0.0
-    for t in range(len(outcomes) + 1):
-        proven = t > 0 and outcomes[t - 1] is True
-        error = by_flat_series(outcomes[:t]) + (error if proven else 0.0)
-    return error
 
 
 @functools.cache
@@ -157,8 +136,6 @@ def _by_counts(*counts) -> float:
 
 BUDGETS = {
     "6 / (pi t)^2": by_series,
-    "flat series": by_flat_series,
-    "fallback": by_fallback,
     "outcomes": by_words,
 }
 
@@ -194,10 +171,6 @@ RULES = {
             ("exact, in pieces", "6 / (pi t)^2"),
             ("bets", "6 / (pi t)^2"),
             ("Newcombe 10, normal", "6 / (pi t)^2"),
-            ("score, normal", "6 / (pi t)^2"),
-            ("exact score", "6 / (pi t)^2"),
-            ("exact score", "flat series"),
-            ("exact score", "fallback"),
             ("exact score", "outcomes"),
         )
     },
@@ -372,8 +345,8 @@ def draw_power(args) -> None:
     figure, axes = plt.subplots(figsize=(6, 3.6))
     for number, size in enumerate(SIZES):
         for name, test in TESTS.items():
-            if name in ("score, normal", "Newcombe 10, normal"):
-                continue  # they promise nothing for so small an error
+            if name == "Newcombe 10, normal":
+                continue  # it promises nothing for so small an error
             shares = []
             for loss in losses:
                 cells = [(change + loss) / 2, (change - loss) / 2, 1 - change]

@@ -1,72 +1,58 @@
-"""What it takes to feed a chip: images a second of a core, for each way to read them.
+"""What it takes to feed a chip: images a second, by decoder, threads and place.
 
-  python benchmarks/input.py
-  python benchmarks/input.py --decoders cv2 --images=200 --json=input.json
+  python benchmarks/input.py --decoders cv2 --images=200
+  python benchmarks/input.py --bucket --batch=64 --threads 1 4 16 64
 
-writes JPEGs of ImageNet's size, reads them as a run does (two random crops of each),
-and counts the CPU time of an image in every link of the chain: what threads do, one on
-each core, and what the one thread that trains does with each image. Then it reads an
-epoch with 1, 2, 4 ... threads and counts images a second by the clock; other programs
-on the machine slow this down. Beside that stand the images a second that chips take at
-0.3 of their peak.
+writes JPEGs of ImageNet's size and reads them as a run does, two random crops of each.
+It counts the CPU time of an image, decoded and cropped on one core, then images a
+second by the clock with 1, 2, 4 ... threads; other programs on the machine slow this
+down. With `--bucket` the images are read from a bucket on loopback, a process of its
+own that answers after 30 ms: once a file each, once as shards.
 """
 
 import argparse
 import contextlib
-import datetime
 import io
-import itertools
 import json
 import os
 import pathlib
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from typing import NamedTuple
 
-import jax
 import numpy as np
+from etils import epath
 from PIL import Image
 
-from jaxcl import estimate
-from jaxcl.data import image_files, prefetch, sources, stream
-from jaxcl.run import job
+from jaxcl.data import from_shards, image_files, prefetch, sources, stream
 
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 HEIGHT, WIDTH = 375, 500  # the commonest size in ImageNet, of about 110 kB
 SIZE, VIEWS = 224, 2
-FLOPS = 8723e9 / 256  # of an image, by configs/pnr_imagenet100.py
-UTILISATION = 0.3  # of a chip's peak, assumed
-TARGETS = ("h200:1", "h200:8", "v5e:2x4")
-RESIDENT = "numbers of resident images"
+BUCKET = {"image_folder": "gs://bucket/files", "shards": "gs://bucket/shards"}
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Make the command line."""
+    made = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     made.add_argument("--decoders", nargs="+", default=["cv2", "pillow"])
-    made.add_argument("--images", type=int, default=128, help="files that are made")
+    made.add_argument("--images", type=int, default=256, help="files that are made")
     made.add_argument("--batch", type=int, default=32)
     made.add_argument("--repeats", type=int, default=5, help="the least is taken")
-    made.add_argument("--steps-per-call", type=int, default=8)
+    threads = "default: 1, 2, 4 ... up to the cores"
+    made.add_argument("--threads", nargs="+", type=int, help=threads)
+    made.add_argument("--bucket", action="store_true", help="read from a slow bucket")
+    made.add_argument("--latency", type=float, default=0.03, help="its seconds")
     made.add_argument("--json", help="file to write all numbers to")
     return made
 
 
-class Link(NamedTuple):
-    """A link of the chain."""
-
-    name: str
-    shared: bool  # by a thread on every core; else one thread does it
-    seconds: float  # of CPU time, for an image with both its crops
-
-    @property
-    def rate(self) -> float:
-        """Images a second of a core."""
-        return 1 / self.seconds
-
-
 def picture(rng: np.random.Generator) -> bytes:
-    """A JPEG of the size and the bytes of a photo: noise that falls with frequency."""
+    """Make a JPEG of a photo's size and bytes: noise that falls with frequency."""
     image = np.full((HEIGHT, WIDTH, 3), 128.0)
     for side in (2, 4, 8, 16, 32, 64, 128, 256):
         noise = rng.uniform(0, 255, (side, side, 3)).astype(np.uint8)
@@ -94,68 +80,60 @@ def write(folder: pathlib.Path, count: int) -> float:
     return float(np.mean([len(data) for data in pictures]))
 
 
-def least(function, count: int, repeats: int) -> float:
-    """CPU seconds of this process for one of `count` images, the least of some runs.
-
-    Threads count; other programs of the machine do not, but for what they leave of
-    its caches.
-    """
-    spent = []
-    for _ in range(repeats):
-        start = time.process_time()
-        function()
-        spent.append(time.process_time() - start)
-    return min(spent) / count
-
-
-def _batches(examples, args, *, workers=0, crop=None):
-    """The batches of an epoch, as a run reads them."""
-    source = stream.Source(examples, np.arange(len(examples.label)))
-    options = {} if crop is None else {"crop": crop, "views": VIEWS}
-    return prefetch.batches(
-        source,
-        seed=0,
-        task=0,
-        epochs=1,
-        batch_size=args.batch,
-        workers=workers,
-        resident=crop is None,
-        **options,
-    )
-
-
-def _whole(examples, args, crop=None):
-    """A function that reads an epoch."""
-
-    def read():
-        with contextlib.closing(_batches(examples, args, crop=crop)) as batches:
-            for _ in batches:
-                pass
-
-    return read
-
-
-def read_set(args, folder: pathlib.Path, decoder: str):
-    """Return the images, decoded again in each epoch, and the crop."""
-    where = {"path": str(folder / "images"), "decoder": decoder, "test": 0.0}
-    examples = sources.load("image_folder", **where).train
+def read_set(source: str, path: str, decoder: str):
+    """Return the images of a source, decoded again in each epoch, and the crop."""
+    examples = sources.load(source, path=path, decoder=decoder, test=0.0).train
     # A set as small as this would stay in memory after the first epoch.
     examples = examples._replace(load=examples.load._replace(cache=None))
     return examples, prefetch.RandomCrop(SIZE, decoder=decoder)
 
 
-def by_threads(args, folder: pathlib.Path, decoder: str) -> Iterator[dict]:
-    """Images a second by the clock, by the number of threads, the best of some runs."""
-    examples, crop = read_set(args, folder, decoder)
+def cpu_seconds(args, folder: pathlib.Path, decoder: str) -> dict[str, float]:
+    """Measure CPU seconds of an image, the least of some runs, on one thread."""
+    examples, crop = read_set("image_folder", str(folder / "images"), decoder)
+    count, rng = len(examples.label), np.random.default_rng(0)
+    encoded = [examples.load.raw(row) for row in range(count)]
+    images = [examples.load(row) for row in range(count)]
+    decode = image_files.Decoding(decoder)
+
+    def least(function) -> float:
+        spent = []
+        for _ in range(args.repeats):
+            start = time.process_time()
+            for row in range(count):
+                function(row)
+            spent.append(time.process_time() - start)
+        return min(spent) / count
+
+    return {
+        "decode": least(lambda row: decode(encoded[row], str(row))),
+        "two crops": least(lambda row: [crop(images[row], rng) for _ in range(VIEWS)]),
+    }
+
+
+def by_threads(args, place, decoder: str, source="image_folder") -> Iterator[dict]:
+    """Measure images a second by the number of threads, the best of some runs.
+
+    Args:
+      args: the command line.
+      place: the folder whose "images" are read, or the address of a bucket's images.
+      decoder: "cv2" or "pillow".
+      source: name of the source.
+    """
+    path = place if isinstance(place, str) else str(place / "images")
+    examples, crop = read_set(source, path, decoder)
+    rows = stream.Source(examples, np.arange(len(examples.label)))
     images = len(examples.label) // args.batch * args.batch
     cores = os.cpu_count() or 1
-    for workers in sorted({1, 2, 4, 8, 16, 32, cores}):
-        if workers > cores:
-            break
+    upto = sorted(x for x in {1, 2, 4, 8, 16, 32, cores} if x <= cores)
+    plan = {"seed": 0, "task": 0, "epochs": 1, "batch_size": args.batch}
+    for threads in args.threads or upto:
         seconds, first = [], []
         for _ in range(args.repeats):
             start = time.perf_counter()
-            batches = _batches(examples, args, workers=workers, crop=crop)
+            batches = prefetch.batches(
+                rows, **plan, workers=threads, resident=False, crop=crop, views=VIEWS
+            )
             with contextlib.closing(batches):
                 next(batches)
                 first.append(time.perf_counter() - start)
@@ -163,131 +141,62 @@ def by_threads(args, folder: pathlib.Path, decoder: str) -> Iterator[dict]:
                     pass
             seconds.append(time.perf_counter() - start)
         rate = images / min(seconds)
-        yield {"threads": workers, "images": rate, "first_batch": min(first)}
+        yield {"threads": threads, "images": rate, "first_batch": min(first)}
 
 
-def chain(args, folder: pathlib.Path, decoder: str) -> Iterator[Link]:
-    """The links from files to crops, by one decoder."""
-    read, crop = read_set(args, folder, decoder)
-    rows = range(len(read.label))
-    encoded = [read.load.raw(row) for row in rows]
-    images = [read.load(row) for row in rows]
-    rng, count = np.random.default_rng(0), len(rows)
+@contextlib.contextmanager
+def serve_bucket(args, folder: pathlib.Path) -> Iterator[None]:
+    """Serve a bucket that holds the images, as files and as shards."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from helpers import fake_gcs
 
-    def timed(function):
-        return least(function, count, args.repeats)
-
-    def all_of(examples):
-        return timed(_whole(examples, args, crop))
-
-    def crops(pictures):
-        for image in pictures:
-            for _ in range(VIEWS):
-                crop(image, rng)
-
-    def decoded():
-        for row, data in enumerate(encoded):
-            image_files.Decoding(decoder)(data, str(row))
-
-    yield Link(f"{decoder}: decode", True, timed(decoded))
-    yield Link(f"{decoder}: two crops", True, timed(lambda: crops(images)))
-    yield Link(f"{decoder}: from JPEGs, all", True, all_of(read))
-
-
-def training_thread(args) -> Iterator[Link]:
-    """What the thread that trains does with each image that others have read."""
-    steps = args.steps_per_call
-    shape = (args.batch, VIEWS, SIZE, SIZE, 3)
-    rng = np.random.default_rng(0)
-    batches = [{"image": rng.integers(0, 256, shape, np.uint8)} for _ in range(steps)]
-    images = steps * args.batch
-    joined = least(lambda: job.stacked(batches), images, args.repeats)
-    yield Link("join the batches of a call", False, joined)
-    array = job.stacked(batches)
-    device = jax.devices("cpu")[0]
-    placed = least(
-        lambda: jax.block_until_ready(jax.device_put(array, device, may_alias=False)),
-        images,
-        args.repeats,
-    )
-    yield Link("copy it, as to a device", False, placed)
-
-
-def resident(args) -> Link:
-    """Rows of a set that lives on the device: their numbers alone are sent."""
-    label = np.zeros(50_000, np.int32)
-    images = np.broadcast_to(np.uint8(0), (50_000, 1, 1, 3))
-    examples = stream.Examples(label, label, images)
-    read = _whole(examples, argparse.Namespace(batch=256))
-    seconds = least(read, 50_000, args.repeats)
-    return Link(RESIDENT, False, seconds)
-
-
-def needs() -> list[dict]:
-    """Images a second of each host, for chips at `UTILISATION` of their peak."""
-    found = []
-    for text in TARGETS:
-        target = estimate.parse_target(text)
-        hosts = max(1, target.chips // (4 if target.chip.slice else 8))
-        rate = target.chips * UTILISATION * target.chip.bfloat16 / FLOPS / hosts
-        found.append({"target": text, "hosts": hosts, "images": rate})
-    return found
-
-
-HEAD = "| link | CPU ms an image | images/s of a core | by |\n|---|---:|---:|---|"
-
-
-def line(link: Link) -> str:
-    """A link as a row of the table."""
-    who = "every thread" if link.shared else "the thread that trains"
-    return f"| {link.name} | {1e3 * link.seconds:.3g} | {link.rate:,.0f} | {who} |"
+    # Asked when gcsfs is imported: no look for zonal buckets, of which there are none.
+    os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
+    command = [sys.executable, fake_gcs.__file__, "bucket", str(args.latency)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as server:
+        os.environ.update(fake_gcs.variables(server.stdout.readline().strip()))
+        for file in (folder / "images").rglob("*.jpg"):
+            place = epath.Path(BUCKET["image_folder"]) / file.relative_to(
+                folder / "images"
+            )
+            place.write_bytes(file.read_bytes())
+        data = sources.load("image_folder", path=str(folder / "images"), test=0.0)
+        from_shards.write_shards(data, BUCKET["shards"])
+        yield
+        server.stdin.close()
 
 
 def main(argv=None) -> dict:
-    """Measure all links; print them, and what chips ask for."""
-    args = parser().parse_args(argv)
-    with tempfile.TemporaryDirectory() as name:
+    """Print CPU time and images a second; return them by decoder and place."""
+    args, found = parser().parse_args(argv), {}
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = pathlib.Path(name)
         size = write(folder / "images", args.images)
-        if "cv2" in args.decoders:
-            import cv2
-
-            cv2.setNumThreads(1)  # the threads here are those of jaxcl
         print(f"{args.images} JPEGs of {WIDTH} x {HEIGHT}, {size / 1e3:.0f} kB each")
-        print(HEAD, flush=True)
-        links = []
-        for found in itertools.chain(
-            *(chain(args, folder, decoder) for decoder in args.decoders),
-            training_thread(args),
-            [resident(args)],
-        ):
-            links.append(found)
-            print(line(found), flush=True)
-        read = {}
+        places = {"image_folder": folder}
+        if args.bucket:
+            stack.enter_context(serve_bucket(args, folder))
+            places = BUCKET
         for decoder in args.decoders:
-            read[decoder] = list(by_threads(args, folder, decoder))
-            for row in read[decoder]:
-                print(
-                    f"{decoder}, {row['threads']} threads: {row['images']:.0f} "
-                    f"images/s, the first batch after {row['first_batch']:.2f} s",
-                    flush=True,
-                )
-    fed = [link for link in links if link.name != RESIDENT]
-    asked, one = needs(), 1 / sum(link.seconds for link in fed if not link.shared)
-    print(f"the thread that trains takes {one:,.0f} images/s at most")
-    ways = [link for link in fed if link.name.endswith(", all")]
-    for need, way in itertools.product(asked, ways):
-        print(
-            f"{need['target']}, {need['images']:,.0f} images/s of a host: {way.name} "
-            f"takes {need['images'] * way.seconds:.0f} cores"
-        )
-    found = {
-        "date": datetime.date.today().isoformat(),
-        "bytes": size,
-        "links": [link._asdict() for link in links],
-        "threads": read,
-        "needs": asked,
-    }
+            if decoder == "cv2":
+                import cv2
+
+                cv2.setNumThreads(1)  # the threads here are those of jaxcl
+            if not args.bucket:
+                found[decoder] = cpu_seconds(args, folder, decoder)
+                for step, seconds in found[decoder].items():
+                    print(f"{decoder}, {step}: {1e3 * seconds:.2f} CPU ms", flush=True)
+            for source, place in places.items():
+                rows = found[f"{decoder}, {source}"] = []
+                for row in by_threads(args, place, decoder, source):
+                    rows.append(row)
+                    print(
+                        f"{decoder}, {source}, {row['threads']} threads: "
+                        f"{row['images']:.0f} images/s, the first batch after "
+                        f"{row['first_batch']:.2f} s",
+                        flush=True,
+                    )
     if args.json:
         pathlib.Path(args.json).write_text(json.dumps(found, indent=1) + "\n")
     return found

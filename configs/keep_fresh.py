@@ -1,8 +1,8 @@
 """The encoder of docs/updating.md: a small Vision Transformer, by SimCLR.
 
 Four blocks of width 96 on 32 pixels, small enough for a laptop to train. It stands for
-an encoder that somebody has, which benchmarks/keep_fresh.py then teaches new images in
-several ways. No paper has numbers for it; ours are in docs/updating.md.
+an encoder that somebody has, which benchmarks/trials/keep_fresh.py then teaches new
+images in several ways. No paper has numbers for it; ours are in docs/updating.md.
 
   python -m jaxcl.main --config=configs/keep_fresh.py \
       --config.data.path=tiny_imagenet20.npz

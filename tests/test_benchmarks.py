@@ -13,34 +13,29 @@ import pytest
 from helpers import config_files
 from jaxcl import core, optim
 from jaxcl.config import resolve, sections
+from jaxcl.data import sources
 from jaxcl.methods.two_view import bases
 
 BENCHMARKS = pathlib.Path(__file__).parents[1] / "benchmarks"
-TINY = "--depth=10 --width=4 --size=16 --batch=16"
 # Arguments of a run that takes seconds, one line for each script and subcommand.
 RUNS = {
-    "throughput": f"{TINY} --output=16 --queue=64 --windows=2 --steps=2 --first-task",
-    "online": "--methods er mir --width=4 --batch=4 --per-class=2 --windows=1 --steps=1"
-    " --no-peer",
-    "steps": "cclis_cifar10 --override encoder.depth=10 --width=4 --size=16 --batch=16"
-    " --rows=120 --windows=1 --steps=1",
-    "input": "--decoders pillow --images=4 --batch=2 --repeats=1 --steps-per-call=2",
-    "bucket": "--readers 2 --images=4 --batch=2 --latency=0",
-    "duel": "--memory 48 --batch 16 --dim 8 --windows=2 --seconds=0",
-    "convolutions": "--cases 11 --repeats=1",
-    "functions_of_a_step": "er_ace_cifar10",
+    "steps": "cclis_cifar10 pnr_cifar100 --width=4 --size=16 --batch=16 --windows=1"
+    " --steps=1 --override encoder.depth=10",
+    "steps-peer": "er_ace_cifar10:mir --peer --width=4 --batch=4 --windows=1 --steps=1"
+    " --override replay.per_class=2",
+    "input": "--decoders pillow --images=4 --batch=2 --repeats=1 --threads 2",
+    "input-bucket": "--decoders pillow --images=4 --batch=2 --repeats=1 --threads 2"
+    " --bucket --latency=0",
     "experiments": "--tiny --rows replay_mnist --repeats=0",
-    "growth": "--axes memory --points=1",
     "old_index": "--streams digits --seeds 0 --epochs=1",
-    "index_speed": "--rows=3000 --width=8",
-    "keep_old": "--stream=same --seeds 0 --epochs=1 --rows average",
     "gpu_quarter_hour": "--tiny --stages er_ace input",
 }
 
 
 @pytest.fixture
 def load(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    for folder in (BENCHMARKS / "trials", BENCHMARKS):
+        monkeypatch.syspath_prepend(str(folder))
     return lambda name: importlib.import_module(name.partition("-")[0])
 
 
@@ -51,16 +46,16 @@ def numbers(found):
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_small_run_ends_with_finite_numbers(load, name, tmp_path, monkeypatch):
+def test_a_small_run_ends_with_finite_numbers(load, name, tmp_path):
     words, script = RUNS[name].split(), load(name)
-    if name in ("gpu_quarter_hour", "keep_old", "old_index", "index_speed"):
+    if "--peer" in words:
+        pytest.importorskip("torch")
+    if name in ("gpu_quarter_hour", "old_index"):
         words.append(f"--out={tmp_path / 'out'}")
     if name == "old_index":
         page, picture = tmp_path / "page.md", tmp_path / "picture.png"
         page.write_text("Old.")
         words += [f"--page={page}", f"--picture={picture}"]
-    if name == "keep_old":
-        monkeypatch.setattr(script, "BATCH", 128)  # a multiple of the devices
     told = script.main(words)
     found = numbers(told)
     assert found and np.isfinite(found).all()
@@ -70,6 +65,20 @@ def test_a_small_run_ends_with_finite_numbers(load, name, tmp_path, monkeypatch)
         assert page.read_text().count(f"mapped forward | {shares[1]:.1f} |") == 1
         assert page.read_text().startswith("Old.") and picture.stat().st_size > 9999
     assert "not_done" not in json.dumps(told)
+
+
+def test_a_row_of_keep_fresh_is_taught_and_evaluated(load, tmp_path):
+    for name, white in (("old", 0), ("new", 255)):  # as they are, and inverted
+        data = sources.load(name="digits", size=16, channels=3)
+        parts = {"train": data.train, "test": data.test}
+        arrays = {f"{k}_x": x.images[:160] ^ white for k, x in parts.items()}
+        arrays |= {f"{k}_y": x.label[:160] for k, x in parts.items()}
+        np.savez(tmp_path / f"{name}.npz", **arrays)
+    words = [f"--{x}={tmp_path / x}.npz" for x in ("old", "new")]
+    words += "--debug --seeds 0 --rows lora --epochs=1 --batch=32".split()
+    script = load("keep_fresh")
+    table = script.main([*words, f"--root={tmp_path / 'runs'}"]).splitlines()
+    assert [row.split(" | ")[1] for row in table[2:]] == ["1", "1"]
 
 
 def test_each_second_of_an_experiment_belongs_to_one_stage(monkeypatch):
@@ -86,13 +95,6 @@ def test_each_second_of_an_experiment_belongs_to_one_stage(monkeypatch):
     named = {name: found[name] for name in ("start", "compile", "train", "save")}
     assert named == {"start": 1.0, "compile": 3.5, "train": 2.5, "save": 3.0}
     assert sum(found.values()) == 10.0
-
-
-@pytest.mark.parametrize("power", [0.5, 1.0, 2.0])
-def test_growth_finds_the_exponent(load, power):
-    fit, sizes = load("growth").fit, np.array([10, 100, 1000, 10_000])
-    assert fit(sizes, 3 + 0.7 * sizes**power)[0] == pytest.approx(power, abs=0.051)
-    assert fit(sizes, np.array([5.0, 5.1, 5.0, 5.05]))[1] < 0.1
 
 
 PROGRAM = """HloModule jit_steps
@@ -162,7 +164,9 @@ def test_epochs_of_two_runs_take_nine_tenths_of_the_time_left(load):
 def commands():
     for name in sorted({name.partition("-")[0] for name in RUNS}):
         text = (BENCHMARKS / "README.md").read_text()
-        for words in re.findall(rf"python benchmarks/{name}\.py([^`\n|]*)", text):
+        for words in re.findall(
+            rf"python benchmarks/(?:trials/)?{name}\.py([^`\n|]*)", text
+        ):
             yield pytest.param(name, shlex.split(words), id=f"{name}{words}")
 
 
@@ -201,22 +205,34 @@ def test_rows_of_reproduce_build(load, tmp_path):
         config_files.made(config, 100 if row.data == "cifar100" else 10)
 
 
-@pytest.mark.parametrize("base, strategy", [("mocov2plus", "pnr"), ("byol", "cassle")])
-def test_the_peer_takes_the_same_steps(load, tmp_path, monkeypatch, base, strategy):
-    torch, throughput = pytest.importorskip("torch"), load("throughput")
-    peer, config = load("peer"), throughput.config
-
-    def faster(*given):
-        """Steps so large that three of them show what the optimiser does."""
-        made = config(*given)
-        made.optimizer.weight_decay, made.schedule.start = 0.1, 0.03
-        return made
-
-    monkeypatch.setattr(throughput, "config", faster)
-    words = "--depth=10 --width=4 --hidden=32 --queue=64 --size=16 --batch=16".split()
-    words += ["--output=24", "--no-augment", f"--base={base}", f"--strategy={strategy}"]
-    work = throughput.make_job(throughput.parser().parse_args(words), tmp_path)
-    state = throughput.begun(work, 1)
+@pytest.mark.parametrize(
+    "base, strategy", [("mocov2plus", "pnr"), ("simclr", "finetune")]
+)
+def test_the_peer_takes_the_same_steps(load, tmp_path, base, strategy):
+    torch, steps = pytest.importorskip("torch"), load("steps")
+    peer = load("peers.torch_two_view")
+    changes = {
+        "encoder.depth": 10,
+        "method.base": base,
+        "method.strategy": strategy,
+        "method.hidden_dim": 32,
+        "method.output_dim": 24,
+        "augment.crop": False,
+        "augment.jitter": "(0,0,0,0)",
+        "augment.grayscale": 0.0,
+        "augment.flip": 0.0,
+        "augment.solarize": "(0,0)",
+        # Steps so large that three of them show what the optimiser does.
+        "optimizer.lr": 0.03,
+        "optimizer.weight_decay": 0.1,
+        "scale_lr": False,
+    }
+    if base == "mocov2plus":
+        changes["method.queue_size"] = 64
+    words = "pnr_cifar100 --width=4 --size=16 --batch=16 --override".split()
+    words += [f"{path}={value}" for path, value in changes.items()]
+    work = steps.make_job(steps.parser().parse_args(words), words[0], tmp_path)
+    state = steps.second_task(work)
     rng = np.random.default_rng(0)
 
     def moved(tree):

@@ -34,11 +34,7 @@ def main() -> None:
 
     jax.monitoring.register_event_duration_secs_listener(note)
     run = train._TrainingRun
-    for name, stage in {
-        "_train_task": "train",
-        "_evaluate": "evaluate",
-        "_save_checkpoint": "save",
-    }.items():
+    for name, stage in STAGES.items():
         setattr(run, name, _method(stages, stage, getattr(run, name)))
     for name in ("wait", "close"):
         own = getattr(checkpoint.Checkpoints, name)
@@ -106,8 +102,7 @@ def stream(asked, _, build, files, finish) -> tuple[float, int]:
     online = files.load_paper("online")
     config = online.start("experiment", asked["lr"])
     config.update(seed=asked["seed"], epochs=asked["epochs"], batch_size=asked["batch"])
-    read = {"name": "npz", "path": asked.get("data")}
-    config.data = asked.get("source", read)
+    config.data = {"name": "npz", "path": asked["data"]}
     config.scenario = {"name": "class", "num_tasks": asked["tasks"]}
     size, mean, std = asked["size"], tuple(asked["mean"]), tuple(asked["std"])
     encoder = asked["encoder"]

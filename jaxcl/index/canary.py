@@ -155,9 +155,3 @@ def check_index(
             f"should be {canary.cosines.mean():.2f}"
         )
     return IndexCheck(share, wrong)
-
-
-def recall_of(canary: Canary, other: Canary) -> float:
-    """Return the share of the ids of one canary that another finds, too."""
-    pairs = zip(canary.expected, other.expected, strict=True)
-    return float(np.mean([len({*a} & {*b}) / max(len(a), 1) for a, b in pairs]))

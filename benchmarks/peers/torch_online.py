@@ -1,23 +1,21 @@
 """The step of the online methods, written in plain eager PyTorch.
 
-`online.py` times it beside ours. Each method is one function that does what
-`jaxcl.methods` has under its name, with the options that `online.py` measures: passes
-apart for incoming and for replayed rows in train mode, plain SGD, u8 images in a
-reservoir, normalised when they are drawn.
+`steps.py --peer` times it beside ours. Each method is one function that does what
+`jaxcl.methods` has under its name: passes apart for incoming and for replayed rows in
+train mode, plain SGD, u8 images in a reservoir, normalised when they are drawn.
 
 Choices that favour this side: the memory is full, so that nothing is masked; slots are
-chosen on the host, so that no step waits for a GPU; the teacher of iCaRL sees incoming
-and replayed rows in one pass; SGD uses torch's multi-tensor functions. The network is
-`torch.compile`d where the caller asks for it, and otherwise not.
+chosen on the host, so that no step waits for a GPU; SGD uses torch's multi-tensor
+functions. The network is `torch.compile`d where the caller asks for it, and otherwise
+not.
 """
 
-import copy
 import importlib
 import time
 
 import numpy as np
-import peer
 import torch
+from peers import torch_two_view
 from torch import nn
 from torch.nn import functional
 
@@ -30,8 +28,8 @@ class Network(nn.Module):
     def __init__(self, encoder, head, params, stats):
         super().__init__()
         options = {k: v for k, v in encoder.items() if k not in ("name", "conv_init")}
-        self.encoder, self.cosine = peer.ResNet(**options), head == "cosine"
-        peer.load(self.encoder, params["encoder"], stats["encoder"])
+        self.encoder, self.cosine = torch_two_view.ResNet(**options), head == "cosine"
+        torch_two_view.load(self.encoder, params["encoder"], stats["encoder"])
         tensors = {k: torch.from_numpy(np.array(v)) for k, v in params["head"].items()}
         self.weight = nn.Parameter(tensors["weight"])
         self.bias = None if self.cosine else nn.Parameter(tensors["bias"])
@@ -118,11 +116,8 @@ class Peer:
         extra = state.extra
         self.memory = Memory(extra.memory, self.device, channels_last)
         self.seen = torch.from_numpy(np.array(extra.seen)).to(self.device)
-        self.old = self.seen.clone()  # classes before this task
-        self.teacher = copy.deepcopy(self.net).eval()
         if compiled is not None:
-            for net in (self.net, self.teacher):
-                net.compile(backend=compiled)
+            self.net.compile(backend=compiled)
         self.lr, self.task = config["optimizer"]["lr"], int(state.task)
         mean, std = (
             torch.tensor(config["augment"][k], device=self.device)[:, None, None]
@@ -182,45 +177,6 @@ def _er_ace(peer, images, label):
     return loss, None
 
 
-def pick(peer, label):
-    """A positive and a negative of each row, i64[B,2], and which have both, bool[B].
-
-    Rows are counted through the memory, then through the batch.
-    """
-    stored, count = len(peer.memory.label), len(label)
-    own = stored + torch.arange(count, device=label.device)[:, None]
-    pool = torch.cat([peer.memory.label, label])
-    same = label[:, None] == pool
-    other = torch.arange(len(pool), device=label.device) != own
-    present = torch.zeros_like(peer.seen)
-    present[label] = True
-    allowed = torch.stack([same & other, ~same & present[pool]], 1)
-    noise = torch.rand(allowed.shape, device=label.device)
-    rows = torch.where(allowed, noise, -1.0).argmax(2)
-    some = allowed.any(2)
-    return torch.where(some, rows, own), some.all(1)
-
-
-def _er_aml(peer, images, label):
-    x, y = peer.replay(peer.memory.draw(len(label)))
-    rows, valid = pick(peer, label)
-    rows, stored = rows.flatten(), len(peer.memory.label)
-    chosen = torch.where(
-        (rows < stored)[:, None, None, None],
-        peer.memory.images[rows.clamp(max=stored - 1)],
-        images[(rows - stored).clamp(min=0)],
-    )
-    anchors = functional.normalize(peer.net(peer.plain(images))[0])
-    pairs = functional.normalize(peer.net(peer.plain(chosen))[0])
-    logits = peer.net(x)[1]
-    near, far = (pairs.view(len(label), 2, -1) * anchors[:, None]).sum(2).unbind(1)
-    rise = functional.relu(far - near + peer.options["margin"])  # 1 - cos each
-    metric = (rise * valid).sum() / valid.sum().clamp(min=1)
-    loss = peer.options["gamma"] * metric + _cross_entropy(logits, y, peer.seen)
-    loss.backward()
-    return loss, None
-
-
 def _mir(peer, images, label):
     slots = peer.memory.draw(peer.options["candidates"], peer.past())
     x, y = peer.replay(slots)
@@ -256,42 +212,14 @@ def _der(peer, images, label):
     return loss, logits.detach()
 
 
-def _icarl(peer, images, label):
-    old = peer.replay(peer.memory.draw(len(label), peer.past()))
-    rows, loss = [(peer.plain(images), label), old], 0.0
-    with torch.no_grad():
-        told = peer.teacher(torch.cat([x for x, _ in rows]))[1].sigmoid().chunk(2)
-    for (x, y), answers in zip(rows, told, strict=True):
-        logits = peer.net(x)[1]
-        own = functional.one_hot(y, logits.shape[1]).float()
-        target = torch.where(peer.old, answers, own)
-        terms = functional.binary_cross_entropy_with_logits(
-            logits, target, reduction="none"
-        )
-        loss = loss + (terms * peer.seen).sum(1).mean()
-    loss.backward()
-    return loss, None
-
-
 # (peer, images, label) -> (loss, logits to store), the gradient left in the network.
-METHODS = {
-    "er": _er,
-    "er_ace": _er_ace,
-    "er_aml": _er_aml,
-    "mir": _mir,
-    "der": _der,
-    "icarl": _icarl,
-}
+METHODS = {"er": _er, "er_ace": _er_ace, "mir": _mir, "der": _der}
 
 
-def timed(args, work, state, threads, *, device=None, compiled=False) -> tuple:
-    """Seconds of a window as a function of its steps, and what was timed, in words.
-
-    `args` are those of `online.py`, `state` is where our side starts, as numpy; the
-    rest as of `peer.timed`.
-    """
-    device = peer.settle(threads, device)
-    source = work.stream.tasks[1].train
+def timed(work, state, threads, *, device=None, compiled=False) -> tuple:
+    """Return what `torch_two_view.timed` does, of an online method."""
+    device = torch_two_view.settle(threads, device)
+    source, batch = work.stream.tasks[1].train, work.config["batch_size"]
     examples, rows = source.examples, torch.from_numpy(np.array(source.rows))
 
     def windows(*, channels_last, **form):
@@ -304,7 +232,7 @@ def timed(args, work, state, threads, *, device=None, compiled=False) -> tuple:
         def window(steps):
             start = time.perf_counter()
             for _ in range(steps):
-                chosen = rows[torch.randperm(len(rows))[: args.batch]].to(device)
+                chosen = rows[torch.randperm(len(rows))[:batch]].to(device)
                 net.step(images[chosen], labels[chosen])
             if device == "cuda":
                 torch.cuda.synchronize()
@@ -312,5 +240,5 @@ def timed(args, work, state, threads, *, device=None, compiled=False) -> tuple:
 
         return window
 
-    best, name = peer.fastest(windows, args.steps, compiled=compiled)
+    best, name = torch_two_view.fastest(windows, compiled=compiled)
     return best, f"PyTorch {torch.__version__} {device} {name}"

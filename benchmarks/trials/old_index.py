@@ -1,9 +1,9 @@
 """A stored index after an update: the ways to go on with it, as tables and a picture.
 
-  python benchmarks/old_index.py --streams outline busy night digits cifar \
+  python benchmarks/trials/old_index.py --streams outline busy night digits cifar \
       --cifar=cifar10.npz --seeds 0 1 2 3 4 --page=docs/index_upgrade.md \\
       --picture=docs/images/index_upgrade.png
-  python benchmarks/old_index.py --streams outline --network=vit --seeds 0 1 2 \
+  python benchmarks/trials/old_index.py --streams outline --network=vit --seeds 0 1 2 \
       --rows finetune l2_sp:0.1 l2_sp:1 cassle lora:4
 
 A small network learns some images by SimCLR; an update teaches it others. The index
@@ -32,12 +32,14 @@ import pathlib
 import shutil
 
 import numpy as np
-from scipy import stats
 
+from jaxcl import plots
 from jaxcl.config import build, own_images
 from jaxcl.data import sources
 from jaxcl.index import drift, maps, order
+from jaxcl.report import numbers
 from jaxcl.run import encoder_folder, finish, updates
+from jaxcl.run import seeds as seeds_lib
 from jaxcl.update import command, plan
 from jaxcl.weights import encoder, export
 
@@ -52,6 +54,7 @@ SHARES = (0.05, 0.1, 0.25, 0.5)
 ONLY_DRAWN = ("forward, 5%", "forward, 50%")  # in the picture, not in the tables
 NETWORKS = ("conv_net", "vit")
 QUIET = {"progress": False, "plots": False, "tensorboard": False}
+BATCH = {"shapes": 32, "digits": 64, "cifar": 64}
 AUGMENT = {
     "shapes": {"scale": (0.7, 1.0), "grayscale": 1.0},
     "digits": {"scale": (0.7, 1.0), "flip": 0.0},
@@ -134,7 +137,7 @@ def make_update(args, stream, row, seed) -> dict:
         return config | {"train": train}
     name, _, number = row.partition(":")
     strategy = "finetune" if name == "lora" else name
-    train |= {"seed": seed, "batch_size": find_batch(stream), "tuning": None}
+    train |= {"seed": seed, "batch_size": BATCH[find_kind(stream)], "tuning": None}
     train["optimizer"] = {"lr": 1e-3}
     train["augment"] = AUGMENT[find_kind(stream)]
     train["method"] = {"strategy": strategy, "hidden_dim": 128, "output_dim": 64}
@@ -166,11 +169,6 @@ def make_network(name, size) -> dict:
     }  # fmt: skip
 
 
-def find_batch(stream) -> int:
-    """Return the batch size of a stream."""
-    return 32 if stream in KINDS else 64
-
-
 def pretrain(args, stream, images, seed) -> pathlib.Path:
     """Train an encoder on the old images; return the folder of the run and of it."""
     kind = find_kind(stream)
@@ -182,7 +180,7 @@ def pretrain(args, stream, images, seed) -> pathlib.Path:
         network = make_network(args.network, images.shape[1])
         config = own_images.config(section, encoder=network)
         config.update(seed=seed, epochs=3 * args.epochs, **QUIET)
-        config.batch_size = find_batch(stream)
+        config.batch_size = BATCH[find_kind(stream)]
         config.evaluators = {}
         if args.network == "vit":
             config.update(scale_lr=False, optimizer={"lr": 1e-3})
@@ -293,10 +291,8 @@ def say_gain(name, seeds) -> str:
     best = max(others, key=lambda way: np.mean([x[way][0] for x in seeds]))
     gains = [x[FORWARD][0] - x[best][0] for x in seeds]
     again = [x[AGAIN][0] - x[best][0] for x in seeds]
-    mean, low, high = np.mean(gains), -np.inf, np.inf
-    if len(gains) > 1:
-        error = np.std(gains, ddof=1) / len(gains) ** 0.5
-        low, high = stats.t.interval(0.95, len(gains) - 1, mean, error)
+    mean, low, high, _ = numbers.estimate_mean(gains)
+    low, high = (-np.inf, np.inf) if low is None else (low, high)
     worth = "makes no difference that these seeds show"
     if low > 0 or high < 0:
         worth = "helps" if low > 0 else "**does harm**"
@@ -323,22 +319,14 @@ def write_rows(found) -> str:
 
 def show(values) -> str:
     """Show the mean of some percents and, of several, its standard error."""
-    if len(values) == 1:
-        return f"{values[0]:.1f}"
-    error = np.std(values, ddof=1) / len(values) ** 0.5
-    return f"{np.mean(values):.1f} ± {error:.1f}"
+    spread = seeds_lib.mean_and_error(x / 100 for x in values)
+    return seeds_lib.percent(spread).replace("+-", "±")
 
 
 def draw(found, path) -> None:
     """Draw precision against the share embedded again, a panel for each stream."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(
-        1, len(found), figsize=(max(3.2 * len(found), 7), 3.8), squeeze=False
-    )
+    figure = plots.make_figure(max(3.2 * len(found), 7), 3.8)
+    panels = figure.subplots(1, len(found), squeeze=False)
     for panel, (name, seeds) in zip(panels[0], found.items(), strict=True):
         value = {way: np.mean([x[way][0] for x in seeds]) for way in seeds[0]}
         first, last = value[FORWARD], value[AGAIN]
@@ -358,7 +346,7 @@ def draw(found, path) -> None:
     labels = panels[0, 0].get_legend_handles_labels()
     figure.legend(*labels, loc="outside lower center", ncols=2, frameon=False)
     figure.set_layout_engine("constrained")
-    figure.savefig(path, dpi=110)
+    plots.save_figure(figure, path)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -1,20 +1,20 @@
 """The training step of `jaxcl.methods.two_view`, written in plain eager PyTorch.
 
-`throughput.py --peer` times it beside ours. What a step does here, in order: picks
-rows of the u8 data set on the device; augments two views there in batched operations
-(`peer_augment.py`); runs the momentum network (mocov2plus, byol; training mode, no
-gradient) on each view and the frozen teacher (cassle, pnr; eval mode) on both at once;
-runs encoder, projector, BYOL's own predictor and predictor g on each view, in one pass
-per view as the published code does; loss (`peer_losses.py`), backward, LARS around SGD
-with momentum, the norm of the gradient; moves the momentum network's average; writes
-both queues. It does all that ours does.
+`steps.py --peer` times it beside ours. What a step does here, in order: picks rows of
+the u8 data set on the device; augments two views there in batched operations
+(`torch_augment.py`); runs the momentum network (MoCo; training mode, no gradient) on
+each view and the frozen teacher (PNR; eval mode) on both at once; runs encoder,
+projector and predictor g on each view, in one pass per view as the published code does;
+loss (`torch_losses.py`), backward, LARS around SGD with momentum, the norm of the
+gradient; moves the momentum network's average; writes both queues. It does all that
+ours does.
 
 Choices that favour this side: the order of the colour operations is drawn once per
 batch and view, not per image, so each runs once; optimiser and average use torch's
 multi-tensor functions; on a GPU cuDNN's autotuner and TF32 are on. Networks and loss
 are `torch.compile`d where the caller asks for it, and otherwise not. Of the method's
-options only those of PNR's configs exist, of bases and strategies only those that
-`check` names.
+options only those of PNR's configs exist, of bases and strategies only those of
+`torch_losses.LOSSES`.
 """
 
 import collections
@@ -22,9 +22,8 @@ import time
 
 import jax
 import numpy as np
-import peer_augment
-import peer_losses
 import torch
+from peers import torch_augment, torch_losses
 from torch import nn
 from torch.nn import functional
 
@@ -153,16 +152,6 @@ class Lars:
         return norms.norm()
 
 
-def check(base: str, strategy: str) -> None:
-    """ValueError if there is no peer of this base under this strategy."""
-    bases, strategies = tuple(peer_losses.BASES), peer_losses.STRATEGIES
-    if base not in bases or strategy not in strategies:
-        raise ValueError(
-            f"base={base} strategy={strategy}: no peer in PyTorch is written; there "
-            f"are those of {', '.join(bases)} under {', '.join(strategies)}"
-        )
-
-
 class Peer:
     """Networks, queues and optimiser of one run, and its step.
 
@@ -173,18 +162,27 @@ class Peer:
       precision: "float32", or "bfloat16" for autocast.
       channels_last: memory format of images and convolutions.
       compiled: a backend of `torch.compile` for networks and loss; None: eager.
+
+    Raises:
+      ValueError: no peer of this base under this strategy is written.
     """
 
     def __init__(
         self, config, state, *, device, precision, channels_last, compiled=None
     ):
-        self.options = options = peer_losses.options(config["method"])
-        check(options["base"], options["strategy"])
-        self.base = peer_losses.BASES[options["base"]]
+        self.options = options = torch_losses.options(config["method"])
+        chosen = options["base"], options["strategy"]
+        if chosen not in torch_losses.LOSSES:
+            raise ValueError(
+                f"no peer of {' with '.join(chosen)} is written; there are those of "
+                + ", ".join(map(" with ".join, torch_losses.LOSSES))
+            )
+        self.loss = torch_losses.LOSSES[chosen]
+        self.unit_given = options["base"] == "mocov2plus"  # g is given unit rows
         self.device = torch.device(device)
         self.format = torch.channels_last if channels_last else torch.contiguous_format
         self.bf16 = precision == "bfloat16"
-        augment = peer_augment.Augment(config["augment"])
+        augment = torch_augment.Augment(config["augment"])
         self.augment = lambda images: [augment(images, view) for view in (0, 1)]
         extra = state.extra
         encoder = {k: v for k, v in config["encoder"].items() if k != "name"}
@@ -198,7 +196,7 @@ class Peer:
 
         self.net = network(state.params, state.stats)
         self.slow = self.teacher = None
-        if self.base.momentum:
+        if options["base"] == "mocov2plus":
             self.slow = network(extra.momentum, extra.momentum_stats)
             self.averaged = list(self.slow.parameters())
             self.sources = [p for part in _ONLINE for p in self.net[part].parameters()]
@@ -212,7 +210,6 @@ class Peer:
         names = ("eta", "momentum", "weight_decay", "exclude_1d", "clip")
         chosen = {name: chosen[name] for name in names}
         self.optimizer = Lars(list(self.net.parameters()), **chosen)
-        self.loss = peer_losses.total
         if compiled is not None:
             self.loss = torch.compile(self.loss, backend=compiled)
             for net in filter(None, (self.net, self.slow, self.teacher)):
@@ -231,19 +228,17 @@ class Peer:
         def each(net, names, rows):
             return [self._apply(net, names, x) for x in rows]
 
-        k = f = o = p = None
+        k = f = p = None
         with torch.no_grad():
             if self.slow is not None:
                 k = each(self.slow, _ONLINE, views)
             if self.teacher is not None:
                 f = self._apply(self.teacher, _ONLINE, torch.cat(views)).chunk(2)
         z = each(self.net, _ONLINE, views)
-        if "predictor" in self.net:
-            o = each(self.net, ["predictor"], z)
         if "distiller" in self.net:
-            given = map(peer_losses.unit, z) if self.base.unit_given else z
+            given = map(torch_losses.unit, z) if self.unit_given else z
             p = each(self.net, ["distiller"], given)
-        return peer_losses.Features(z, o, p, k, f, self.queues)
+        return torch_losses.Features(z, p, k, f, self.queues)
 
     def step(self, views, lr, decay):
         """One step on two normalised views f32[B,C,H,W]; loss and gradient norm.
@@ -267,17 +262,16 @@ class Peer:
         size, count = self.queues[0].shape[1], len(k[0])
         slots = torch.arange(self.pointer, self.pointer + count, device=self.device)
         for queue, rows in zip(self.queues, (k, f), strict=False):
-            rows = peer_losses.unit(torch.stack(tuple(rows)))
+            rows = torch_losses.unit(torch.stack(tuple(rows)))
             queue.index_copy_(1, slots % size, rows)
         self.pointer = (self.pointer + count) % size
 
 
-def fastest(windows, steps: int, *, compiled: bool) -> tuple:
-    """The fastest form of a peer: its window, and its name.
+def fastest(windows, *, compiled: bool) -> tuple:
+    """Find the fastest form of a peer; return its window, and its name.
 
     Args:
       windows: (channels_last, compiled) -> function of a number of steps to seconds.
-      steps: of a window that decides.
       compiled: whether `torch.compile` is tried, in the faster memory format.
     """
     best = None
@@ -286,7 +280,7 @@ def fastest(windows, steps: int, *, compiled: bool) -> tuple:
         nonlocal best
         window = windows(channels_last=channels_last, compiled=backend)
         window(2)  # the first steps allocate, compile, and tune cuDNN
-        seconds = min(window(1) for _ in range(steps))
+        seconds = min(window(1) for _ in range(3))
         if best is None or seconds < best[0]:
             best = seconds, name, window, channels_last
 
@@ -309,32 +303,37 @@ def settle(threads: int, device: str | None) -> str:
     return "cuda" if cuda else "cpu"
 
 
-def timed(args, work, state, threads, *, device=None, compiled=False) -> tuple:
-    """Seconds of a window as a function of its steps, and what was timed, in words.
+def timed(work, state, threads, *, device=None, compiled=False) -> tuple:
+    """Return seconds of a window as a function of its steps, and what is timed.
 
-    `args` are those of `throughput.py`, `state` is where our side starts, as numpy.
-    Both memory formats are tried, and `torch.compile` if `compiled`; the fastest form
-    is kept. `device` is "cuda" or "cpu"; None: the GPU that JAX has.
+    Both memory formats are tried, and `torch.compile` if asked; the fastest form stays.
+
+    Args:
+      work: our job.
+      state: where our side starts, as numpy.
+      threads: number of them.
+      device: "cuda" or "cpu"; None: the GPU that JAX has.
+      compiled: whether `torch.compile` is tried.
     """
-    device = settle(threads, device)
+    device, config = settle(threads, device), work.config
     images = np.asarray(work.stream.dataset.train.images).transpose(0, 3, 1, 2)
     data = torch.from_numpy(images.copy()).to(device)
-    lr = work.config["schedule"]["start"]
 
     def windows(**form):
-        net = Peer(work.config, state, device=device, precision=args.precision, **form)
+        net = Peer(config, state, device=device, precision=config["precision"], **form)
         decay = net.options.get("momentum_start")  # None: there is no slow network
 
         def window(steps):
             start = time.perf_counter()
             for _ in range(steps):
-                rows = torch.randint(len(data), (args.batch,)).to(device)
-                net.step(net.augment(data[rows]), lr, decay)
+                rows = torch.randint(len(data), (config["batch_size"],)).to(device)
+                views = net.augment(data[rows])
+                net.step(views, config["optimizer"]["lr"], decay)
             if device == "cuda":
                 torch.cuda.synchronize()
             return time.perf_counter() - start
 
         return window
 
-    best, name = fastest(windows, min(args.steps, 3), compiled=compiled)
+    best, name = fastest(windows, compiled=compiled)
     return best, f"PyTorch {torch.__version__} {device} {name}"
