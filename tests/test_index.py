@@ -650,6 +650,13 @@ def test_ways_are_measured_on_images_that_no_map_saw():
     assert "precision" not in noise["all"]
 
 
+def test_an_interval_is_of_a_sample():
+    values = np.array([0.25, 1.0, 0.5])
+    half = 1.96 * (7 / 48) ** 0.5 / 3**0.5  # 7 / 48 = 7 / 24 / (3 - 1)
+    found = ways.interval(values)
+    np.testing.assert_allclose(found, 7 / 12 + half * np.array([0, -1, 1]))
+
+
 def test_canaries_are_read_only_from_canaries(tmp_path):
     path = tmp_path / "x.safetensors"
     tensors.save_file({"a": np.zeros(1)}, path)
