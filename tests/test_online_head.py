@@ -148,9 +148,10 @@ def test_the_head_reads_the_network_before_the_step_and_each_task_its_own_moment
         return state, {"loss": jnp.zeros(())}
 
     encoder = chain.Chain({"encoder": Grown()})
+    factor = {"encoder": {"factor": jnp.ones(())}}
     method = core.Method(
         init=lambda key, batch: core.new_state(
-            key, {"encoder": {"factor": jnp.ones(())}}, {}, optax.identity(), {}
+            key, factor, {"encoder": {}}, optax.identity(), {}
         ),
         step=step,
         embed=encoder.embed,

@@ -70,7 +70,7 @@ def test_what_an_evaluation_computes_itself_has_seen_the_new_statistics():
         lambda params, stats, rows: (None, 0.9 * stats + 0.1 * rows),
         lambda memory, key: jax.random.uniform(key),
     )
-    extra = online.Extra(jnp.zeros(1), jnp.zeros(1, bool))
+    extra = online.step.Extra(jnp.zeros(1), jnp.zeros(1, bool))
     fresh = core.new_state(jax.random.key(0), {}, {}, optax.identity(), {})
     fresh = fresh.replace(stats=jnp.float32(5.0), extra=extra)
     found = [judged.eval_state(fresh.replace(step=jnp.int32(n))) for n in range(12)]
