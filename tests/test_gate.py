@@ -116,6 +116,9 @@ def test_words():
     harmless, harmful = gate.Pairs(3000, 20, 25), gate.Pairs(300, 40, 5)
     assert gate.decide(harmless, 0.02, 0.01) == gate.HARMLESS
     assert gate.decide(harmful, 0.02, 0.01) == gate.HARMFUL
+    # Each decision has an error of its own.
+    assert gate.decide(harmful, 0.02, 1e-9) == gate.HARMFUL
+    assert gate.decide(harmful, 0.02, 0.01, 1e-9) == gate.UNDECIDED
     for unsure in ((300, 15, 15), (300, 20, 10), (1, 0, 0), (1, 1, 0)):
         assert gate.decide(gate.Pairs(*unsure), 0.02, 0.01) == gate.UNDECIDED
     assert gate.decide(gate.Pairs(300, 0, 0), 0.02, 0.01) == gate.HARMLESS
