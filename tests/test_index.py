@@ -146,6 +146,35 @@ def test_every_file_is_mapped_row_by_row(root, tmp_path, small_blocks, suffix, o
     np.testing.assert_array_equal(read_rows(str(again)), read_rows(str(new)))
 
 
+def test_each_vector_is_of_its_own_version_in_every_block(tmp_path, monkeypatch):
+    """Of 13 vectors five lie in a block; what is in the target's space is copied."""
+    monkeypatch.setattr(vectors, "BLOCK", 5 * 4 * 4)
+    rng = np.random.default_rng(0)
+    rows, codes = rng.normal(size=(13, 4)).astype("f4"), rng.permutation(13) % 3
+    np.save(tmp_path / "old.npy", rows)
+    versions = [vectors.Version(name) for name in ("one", "two", "new")]
+    table = vectors.open_table(str(tmp_path / "old.npy"))
+    table = table._replace(versions=versions, codes=codes.astype("u2"))
+    turns = {name: np.float32(rng.normal(size=(4, 4))) for name in ("one", "two")}
+    routes = {x: upgrade.Route(x, [{"matrix": turn}]) for x, turn in turns.items()}
+    out = str(tmp_path / "new.npy")
+    upgrade.upgrade(table, out, "new", routes, source="")
+    want = [twins.unit(rows @ turn) for turn in turns.values()] + [rows]
+    np.testing.assert_allclose(
+        read_rows(out), np.choose(codes[:, None], want), rtol=1e-5, atol=1e-6
+    )
+    near = {
+        x: order.Reference(np.eye(4, dtype="f4"), np.full(4, n, "f4"))
+        for n, x in enumerate(turns)
+    }
+    planned, errors = upgrade.plan_order(table, "new", lambda x: near[x.encoder], "")
+    assert planned.tolist() == [
+        *np.flatnonzero(codes == 1),
+        *np.flatnonzero(codes == 0),
+    ]
+    np.testing.assert_array_equal(errors, codes[planned])
+
+
 def test_half_precision_stays_half_precision(root, tmp_path):
     before = np.load(root / "old.npy")
     np.save(tmp_path / "old.npy", before.astype(np.float16))
