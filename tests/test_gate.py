@@ -144,7 +144,9 @@ def spent(is_bad, past, depth, renewed):
     return wrong + (max(parts) if len(past) + 1 in renewed else sum(parts))
 
 
-@pytest.mark.parametrize("renewed", [(), range(1, 5)], ids=["same", "renewed"])
+@pytest.mark.parametrize(
+    "renewed", [(), range(1, 5), (2, 4)], ids=["same", "renewed", "in pairs"]
+)
 def test_whatever_is_bad_the_budget_holds(renewed):
     """Bad encoders may depend on all outcomes so far: each tree of them is tried."""
     rng, depth = np.random.default_rng(0), 5

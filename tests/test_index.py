@@ -679,6 +679,20 @@ def test_ways_are_measured_on_images_that_no_map_saw():
     assert "precision" not in noise["all"]
 
 
+def test_errors_of_an_order_are_of_pairs_that_its_map_was_not_fitted_to():
+    """Unrelated encoders: a map of twelve pairs in twelve dimensions finds them all."""
+    source, target = np.random.default_rng(0).normal(size=(2, 24, 12))
+    fitted = maps.FittedMap("affine", {"rank": None, "ridge": 1e-6}, 0.0, {})
+    assert order.make_reference(source, target, fitted).errors.min() > 0.1
+
+
+def test_a_query_does_not_look_for_its_own_image_however_far_others_are():
+    rows = np.float32([[1, 0], [-0.5, 0.75**0.5], [-0.5, -(0.75**0.5)]])
+    song = canary.make_canary("one", rows, rows, [*"abc"], k=2)
+    assert [{*names} for names in song.expected] == [{*"bc"}, {*"ac"}, {*"ab"}]
+    np.testing.assert_allclose(song.cosines, -0.5, rtol=1e-6)
+
+
 def test_an_interval_is_of_a_sample():
     values = np.array([0.25, 1.0, 0.5])
     half = 1.96 * (7 / 48) ** 0.5 / 3**0.5  # 7 / 48 = 7 / 24 / (3 - 1)

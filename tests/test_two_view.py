@@ -889,6 +889,25 @@ def test_targets_warm_up_in_the_first_task_alone(task, progress, share, expected
     assert temperature == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("stored", [0, 2])
+def test_stored_images_move_statistics_once_there_are_any(stored):
+    """Before they are blank; their pass has a key apart from that of the views."""
+    key, passed = jax.random.key(3), []
+
+    def copied(params, stats, images, *, train, key):
+        passed.append(key)
+        return images, {"encoder": stats["encoder"] + 1}
+
+    setup = types.SimpleNamespace(copied=copied)
+    exist = {"stored_mask": jnp.arange(3) < stored}
+    reading = records.Reading(None, jnp.ones(3), exist, key=key)
+    before = {"encoder": jnp.zeros(2), "student": jnp.ones(1)}
+    rows, after = two_view_step._pass_replayed(setup, {}, before, reading)
+    want = before | {"encoder": jnp.full(2, float(stored > 0))}
+    chex.assert_trees_all_equal((rows, after), (reading.replayed, want))
+    assert passed[0] != key
+
+
 def same(one, other) -> bool:
     pairs = zip(*map(jax.tree.leaves, (one, other)), strict=True)
     return all(np.array_equal(a, b) for a, b in pairs)
