@@ -251,34 +251,59 @@ def test_few_candidates_are_all_replayed_and_no_more():
     assert {*chosen.label[:2].tolist()} == {0, 1} == {*chosen.label.tolist()}
 
 
+# Classes 0 and 1 have half of the slots, and are never rare; the others are.
+FULL, COMING = [0, 1, 0, 1, 1, 0, 0, 1, 1, 0], [2, 0, 2, 1]
+
+
+def staying(old, new, minority):
+    """Rows of a full memory and of a batch (from 10) that are stored after it."""
+    helped = first_twin(FULL, range(10), 2)
+    rest = [i for i in range(10) if i not in helped]
+    rows, label = np.concatenate([old, new]), np.array(FULL + COMING)
+    pool = rest + [10, 11, 12, 13]
+    judges = helped + ([10, 12] if minority else [])
+    scores = recursion(rows[pool], label[pool], rows[judges], label[judges], 2).sum(0)
+    order = np.argsort(-scores)
+    assert scores[order[len(rest) - 1]] > scores[order[len(rest)]] + 1e-4
+    return {pool[i] for i in order[: len(rest)]} | {*helped}
+
+
+class Plain(aser.Selector):
+    """Its features are the pixels, so that no network passes."""
+
+    def features(self, state, *images):
+        return [x.reshape(len(x), -1) / 255.0 for x in images]
+
+
+@pytest.mark.parametrize("minority", [True, False])
+def test_rows_that_are_helped_stay_and_the_others_compete(minority, monkeypatch):
+    monkeypatch.setattr(shapley, "draw_balanced", first_slots)
+    judge = Plain(tiny.make_parts(), None, "mean", 2, 2, minority)
+    places = interpreted.jit(judge.places)
+    for seed in range(3):
+        state, batch = tiny.start(seed, FULL), tiny.incoming(seed, COMING)
+        slots = np.asarray(places(state, jax.random.key(seed), batch))
+        old, new = (
+            np.reshape(x, (len(x), -1)) / 255
+            for x in (state.extra.memory.items["image"], batch["image"])
+        )
+        enter = [10 + i for i in range(4) if slots[i] < 10]
+        assert {*range(10)} - {*slots} | {*enter} == staying(old, new, minority)
+
+
 @pytest.mark.parametrize("minority", [True, False])
 def test_what_is_stored_when_the_memory_is_full(minority, monkeypatch):
     monkeypatch.setattr(shapley, "draw_balanced", first_slots)
-    # Classes 0 and 1 have half of the slots, and are never rare; the others are.
-    labels = [0, 1, 0, 1, 1, 0, 0, 1, 1, 0]
     components = tiny.make_parts()
     method = aser.make(components, per_class=2, neighbours=2, minority=minority)
-    step = interpreted.jit(method.step)
+    step, label = interpreted.jit(method.step), np.array(FULL + COMING)
     for seed in range(3):
-        state, batch = tiny.start(seed, labels), tiny.incoming(seed, [2, 0, 2, 1])
+        state, batch = tiny.start(seed, FULL), tiny.incoming(seed, COMING)
         after, _ = step(core.copy(state), batch)
-
-        helped = first_twin(labels, range(10), 2)
-        rest = [i for i in range(10) if i not in helped]
         # Features are those after the step.
         old = features(after, state.extra.memory.items["image"])
         new = features(after, batch["image"])
-        everything = np.concatenate([old, new])
-        label = np.array([*labels, 2, 0, 2, 1])
-        pool = rest + [10, 11, 12, 13]
-        judges = helped + ([10, 12] if minority else [])
-        scores = recursion(
-            everything[pool], label[pool], everything[judges], label[judges], 2
-        ).sum(0)
-        order = np.argsort(-scores)
-        assert scores[order[len(rest) - 1]] > scores[order[len(rest)]] + 1e-4
-        expected = {pool[i] for i in order[: len(rest)]} | {*helped}
-
+        expected = staying(old, new, minority)
         images = np.concatenate([state.extra.memory.items["image"], batch["image"]])
         number = {image.tobytes(): i for i, image in enumerate(images)}
         memory = after.extra.memory

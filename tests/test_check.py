@@ -2,6 +2,7 @@
 
 import json
 import math
+import types
 
 import numpy as np
 import pytest
@@ -208,6 +209,27 @@ def test_a_check_of_new_images(copy, capsys):  # noqa: F811
         check.check(
             where, str(copy / "new.npz"), test=str(copy / "other.npz"), rows=200
         )
+
+
+def test_an_image_counts_as_a_duplicate_once(monkeypatch):
+    """Of the first run or update that has it, or else among the new ones."""
+    known = {"run": [1, 8], "one": [1, 2, 0], "two": [1]}
+
+    def marked(numbers):
+        return types.SimpleNamespace(marks=np.uint64(numbers), by_bytes=True)
+
+    monkeypatch.setattr(check.updates, "list_updates", lambda _: ["one", "two"])
+    identity = types.SimpleNamespace(
+        identify=lambda dataset: marked([1, 1, 2, 3, 0, 4, 4]),
+        read_identity=lambda folder: marked(known[folder]),
+    )
+    monkeypatch.setattr(check, "identity", identity)
+    found = check._count_duplicates("run", None)
+    assert (found["images"], found["of_the_run"], found["among_themselves"]) == (
+        7,
+        3,
+        1,
+    )
 
 
 def test_what_a_check_refuses(copy):  # noqa: F811

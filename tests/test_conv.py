@@ -51,9 +51,10 @@ def test_value_and_gradients_are_those_of_lax(case):
 
 
 def test_bfloat16_gradients_are_added_in_float32():
-    case = (64, 34, 4, 4, 3, 1, "SAME")
-    arguments, theirs, ours = functions(case, "bfloat16")
-    given = jnp.ones((64, 34, 34, 4), "bfloat16")
+    """Seven pieces of eight images each are too small to be added to the first."""
+    (x, kernel), theirs, ours = functions((64, 66, 4, 4, 3, 1, "SAME"), "bfloat16")
+    x = (1 + 0.1 * x).at[8:].multiply(0.0015)
+    arguments, given = (x, kernel), jnp.ones((64, 66, 66, 4), "bfloat16")
     exact = gradients(theirs, given.astype("f4"))(*(x.astype("f4") for x in arguments))
     found = gradients(ours, given)(*arguments)[1]
     assert found.dtype == jnp.bfloat16

@@ -116,6 +116,9 @@ def test_words():
     harmless, harmful = gate.Pairs(3000, 20, 25), gate.Pairs(300, 40, 5)
     assert gate.decide(harmless, 0.02, 0.01) == gate.HARMLESS
     assert gate.decide(harmful, 0.02, 0.01) == gate.HARMFUL
+    # Each decision has an error of its own.
+    assert gate.decide(harmful, 0.02, 1e-9) == gate.HARMFUL
+    assert gate.decide(harmful, 0.02, 0.01, 1e-9) == gate.UNDECIDED
     for unsure in ((300, 15, 15), (300, 20, 10), (1, 0, 0), (1, 1, 0)):
         assert gate.decide(gate.Pairs(*unsure), 0.02, 0.01) == gate.UNDECIDED
     assert gate.decide(gate.Pairs(300, 0, 0), 0.02, 0.01) == gate.HARMLESS
@@ -141,7 +144,9 @@ def spent(is_bad, past, depth, renewed):
     return wrong + (max(parts) if len(past) + 1 in renewed else sum(parts))
 
 
-@pytest.mark.parametrize("renewed", [(), range(1, 5)], ids=["same", "renewed"])
+@pytest.mark.parametrize(
+    "renewed", [(), range(1, 5), (2, 4)], ids=["same", "renewed", "in pairs"]
+)
 def test_whatever_is_bad_the_budget_holds(renewed):
     """Bad encoders may depend on all outcomes so far: each tree of them is tried."""
     rng, depth = np.random.default_rng(0), 5

@@ -7,10 +7,12 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from scipy import optimize
 
 from helpers import online_toy as toy
+from jaxcl import core
 from jaxcl.memory import buffer, coreset, quadratic
 from jaxcl.methods import gcr, online
 
@@ -271,6 +273,24 @@ def test_a_step_is_the_equation(place, scale):
 
 
 LABELS = np.asarray(FIRST["label"])
+
+
+def test_a_chosen_memory_stands_for_all_rows_met():
+    """Rows that were chosen, with new weights; the candidates begin anew."""
+    number = {"number": jnp.arange(8), "weight": jnp.ones(8)}
+    memory, candidates = (
+        buffer.Buffer(number, jnp.ones(8, bool), jnp.int32(n)) for n in (70, 30)
+    )
+    extra = gcr.Extra(memory, None, {}, candidates)
+    state = core.new_state(jax.random.key(0), {}, {}, optax.identity(), extra)
+    pool = jax.tree.map(lambda x: jnp.append(x, x + 8), number)
+    rows, weight = jnp.array([3, 12, 0, 0]), jnp.array([0.5, 2.0, 0.0, 0.0])
+    ended = gcr._rebuild_memory(state, pool, rows, weight, weight > 0).extra
+    assert ended.memory.items["number"][:2].tolist() == [3, 12]
+    assert ended.memory.items["weight"].tolist() == weight.tolist()
+    assert ended.memory.filled.tolist() == [True, True, False, False]
+    assert (int(ended.memory.seen), int(ended.candidates.seen)) == (100, 0)
+    assert not ended.candidates.filled.any()
 
 
 def selection_twin(state, rows, budgets):

@@ -262,15 +262,22 @@ def test_rows_are_scored_after_the_update(form, gradients, monkeypatch):
         assert min(np.abs(np.array(expected) - whole)) > 0.01
 
 
-def test_references_are_disjoint_draws_of_images_as_they_are():
+@pytest.mark.parametrize(
+    ("stored", "whole"), [(6, [1, 1, 1]), (5, [1, 1, 0]), (1, [1, 0, 0]), (0, [0] * 3)]
+)
+def test_references_are_disjoint_draws_of_images_as_they_are(stored, whole):
+    """Only whole draws count, and the first, however few rows it has."""
     made = toy.parts(augment="all")  # a mirror
     rows = {**FIRST, "task": jnp.zeros(6, jnp.int32)}
     memory = buffer.create(jax.tree.map(lambda x: x[0], rows), 7)
-    memory = buffer.write(memory, jnp.arange(6), rows)
+    slots = jnp.where(jnp.arange(6) < stored, jnp.arange(6), 7)
+    memory = buffer.write(memory, slots, rows)
     images, counts = gss._references(
         made, lambda images, *_: images, memory, jax.random.key(0), 3, 2
     )
-    assert counts.all() and images.shape[:2] == (3, 2)
+    assert counts.tolist() == whole and images.shape[:2] == (3, 2)
+    if stored < 6:
+        return
     found = np.sort(np.reshape(images, (6, -1)), axis=0)
     want = np.sort(np.reshape(made.eval_transform(FIRST["image"]), (6, -1)), axis=0)
     np.testing.assert_array_equal(found, want)

@@ -146,6 +146,35 @@ def test_every_file_is_mapped_row_by_row(root, tmp_path, small_blocks, suffix, o
     np.testing.assert_array_equal(read_rows(str(again)), read_rows(str(new)))
 
 
+def test_each_vector_is_of_its_own_version_in_every_block(tmp_path, monkeypatch):
+    """Of 13 vectors five lie in a block; what is in the target's space is copied."""
+    monkeypatch.setattr(vectors, "BLOCK", 5 * 4 * 4)
+    rng = np.random.default_rng(0)
+    rows, codes = rng.normal(size=(13, 4)).astype("f4"), rng.permutation(13) % 3
+    np.save(tmp_path / "old.npy", rows)
+    versions = [vectors.Version(name) for name in ("one", "two", "new")]
+    table = vectors.open_table(str(tmp_path / "old.npy"))
+    table = table._replace(versions=versions, codes=codes.astype("u2"))
+    turns = {name: np.float32(rng.normal(size=(4, 4))) for name in ("one", "two")}
+    routes = {x: upgrade.Route(x, [{"matrix": turn}]) for x, turn in turns.items()}
+    out = str(tmp_path / "new.npy")
+    upgrade.upgrade(table, out, "new", routes, source="")
+    want = [twins.unit(rows @ turn) for turn in turns.values()] + [rows]
+    np.testing.assert_allclose(
+        read_rows(out), np.choose(codes[:, None], want), rtol=1e-5, atol=1e-6
+    )
+    near = {
+        x: order.Reference(np.eye(4, dtype="f4"), np.full(4, n, "f4"))
+        for n, x in enumerate(turns)
+    }
+    planned, errors = upgrade.plan_order(table, "new", lambda x: near[x.encoder], "")
+    assert planned.tolist() == [
+        *np.flatnonzero(codes == 1),
+        *np.flatnonzero(codes == 0),
+    ]
+    np.testing.assert_array_equal(errors, codes[planned])
+
+
 def test_half_precision_stays_half_precision(root, tmp_path):
     before = np.load(root / "old.npy")
     np.save(tmp_path / "old.npy", before.astype(np.float16))
@@ -648,6 +677,27 @@ def test_ways_are_measured_on_images_that_no_map_saw():
     noise = ways.measure_ways(before, rng.normal(size=(400, 4)), k=5).ways
     assert noise["forward"]["neighbours"][0] < 0.1  # by chance 0.025
     assert "precision" not in noise["all"]
+
+
+def test_errors_of_an_order_are_of_pairs_that_its_map_was_not_fitted_to():
+    """Unrelated encoders: a map of twelve pairs in twelve dimensions finds them all."""
+    source, target = np.random.default_rng(0).normal(size=(2, 24, 12))
+    fitted = maps.FittedMap("affine", {"rank": None, "ridge": 1e-6}, 0.0, {})
+    assert order.make_reference(source, target, fitted).errors.min() > 0.1
+
+
+def test_a_query_does_not_look_for_its_own_image_however_far_others_are():
+    rows = np.float32([[1, 0], [-0.5, 0.75**0.5], [-0.5, -(0.75**0.5)]])
+    song = canary.make_canary("one", rows, rows, [*"abc"], k=2)
+    assert [{*names} for names in song.expected] == [{*"bc"}, {*"ac"}, {*"ab"}]
+    np.testing.assert_allclose(song.cosines, -0.5, rtol=1e-6)
+
+
+def test_an_interval_is_of_a_sample():
+    values = np.array([0.25, 1.0, 0.5])
+    half = 1.96 * (7 / 48) ** 0.5 / 3**0.5  # 7 / 48 = 7 / 24 / (3 - 1)
+    found = ways.interval(values)
+    np.testing.assert_allclose(found, 7 / 12 + half * np.array([0, -1, 1]))
 
 
 def test_canaries_are_read_only_from_canaries(tmp_path):

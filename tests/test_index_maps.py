@@ -87,6 +87,27 @@ def test_a_wide_mlp_trains_along_the_main_directions_of_both_sides():
     assert cosine(arrays) > cosine(base) + 0.05
 
 
+@pytest.mark.parametrize("base", ["none", "affine", "rank"])
+def test_a_layer_that_adds_nothing_leaves_the_linear_map(base, monkeypatch):
+    """Its matrix and its shift, whatever form they have."""
+
+    def train_nothing(inputs, wanted, linear, *sums):
+        width, outputs = inputs.shape[1], wanted.shape[1]
+        layer = {"down": np.ones((width, 4)), "offset": np.ones(4)}
+        return layer | {"up": np.zeros((4, outputs)), "shift": np.zeros(outputs)}
+
+    monkeypatch.setattr(maps, "_train_layer", train_nothing)
+    old = 0.5 + NEW @ TURN
+    rank = 3 if base == "rank" else None
+    linear = maps.fit_orthogonal(NEW, old)
+    if base != "none":
+        linear = maps.fit_affine(NEW, old, rank=rank)
+    found = maps.fit_mlp(NEW, old, base=None if base == "none" else linear)
+    np.testing.assert_allclose(
+        maps.map_features(found, NEW), maps.map_features(linear, NEW), atol=1e-6
+    )
+
+
 @pytest.mark.parametrize("mapped", ["queries", "vectors"])
 def test_recall_is_measured_on_rows_that_nothing_was_fitted_to(mapped):
     noise = RNG.normal(size=(60, 20))

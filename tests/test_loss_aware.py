@@ -107,3 +107,12 @@ def test_rows_enter_as_in_a_reservoir_and_the_lowest_score_goes(size):
 
     play(stream(size), slots_of)
     assert len(set(replaced)) > 3
+    # Just after it was filled, several rows of a batch enter a memory that was drawn.
+    rng = np.random.default_rng(0)
+    for number in range(20):
+        held, new = (
+            {"loss": jnp.float32(rng.normal(size=n)), "draws": jnp.int32(draws)}
+            for n, draws in ((8, rng.integers(0, 9, 8)), (size, np.zeros(size)))
+        )
+        memory = buffer.Buffer(held, jnp.ones(8, bool), jnp.int32(8))
+        slots_of(memory, new, np.ones(size, bool), jax.random.key(number))

@@ -1,11 +1,13 @@
 """MIR against float64 twins of its step."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from helpers import interpreted, tiny
 from jaxcl import core
-from jaxcl.methods import mir
+from jaxcl.methods import mir, online
 
 OLD = [0, 1, 0, 1, 1, 0, 0, 1, 3, 2]  # of the memory; the last two are of task 1
 
@@ -83,6 +85,20 @@ def test_a_step_equals_its_twin(name):
     stats = tiny.after_pass(stats, params[0], replayed)
     for one, other in zip(tiny.running(after), stats, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("count", "best"), [(4, [3, 0, 2]), (2, [0, 1]), (0, [])])
+def test_rows_that_do_not_exist_are_not_picked(count, best):
+    """They repeat rows that do, and so have as high a score."""
+    scores, mask = jnp.array([2.0, 1.0, 1.5, 3.0, 9.0]), jnp.arange(5) < count
+    images = jnp.asarray(tiny.pixels(0, 5))
+    items = {"image": images, "label": jnp.arange(5)}
+    pool = online.Rows(None, None, mask, images, items, jnp.arange(10, 15))
+    parts = tiny.make_parts(size=3)
+    found = mir.pick_highest(parts, jax.random.key(0), scores, pool)
+    assert found.mask.tolist() == [i < len(best) for i in range(3)]
+    assert found.slots[: len(best)].tolist() == [10 + i for i in best]
+    assert found.label[: len(best)].tolist() == best
 
 
 @pytest.mark.parametrize("labels", [[], [2, 2, 3]])

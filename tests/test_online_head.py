@@ -2,6 +2,7 @@
 
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +10,7 @@ import optax
 import pytest
 
 from helpers import eval_toy, online_toy, toy
-from jaxcl import core, sharding
+from jaxcl import core, optim, sharding
 from jaxcl.config import resolve, sections
 from jaxcl.data import sources
 from jaxcl.evals import predict
@@ -115,25 +116,52 @@ def head_twin(features, labels, layer, velocity, rate):
     return (w - rate * vw, b - rate * vb), (vw, vb), loss, accuracy
 
 
-def test_the_head_reads_the_network_before_the_step_and_each_task_its_own_momentum():
+def lars_twin(features, labels, layer, velocity, rate):
+    """`head_twin` with LARS on the weight: eta 0.02, clipped, no decay."""
+    held = [np.zeros_like(x) for x in velocity]
+    moved, _, loss, accuracy = head_twin(features, labels, layer, held, 1.0)
+    gaps = [before - after for before, after in zip(layer, moved, strict=True)]
+    share = 0.02 * np.linalg.norm(layer[0]) / (np.linalg.norm(gaps[0]) + 1e-8)
+    gaps[0] = gaps[0] * min(share / rate, 1.0)
+    velocity = [0.9 * v + g for v, g in zip(velocity, gaps, strict=True)]
+    layer = [x - rate * v for x, v in zip(layer, velocity, strict=True)]
+    return layer, velocity, loss, accuracy, share < rate
+
+
+class Grown(nn.Module):
+    """Pixels times a factor."""
+
+    @nn.compact
+    def __call__(self, x, *, train, groups=1):
+        return self.param("factor", nn.initializers.ones, ()) * x.reshape(len(x), -1)
+
+
+@pytest.mark.parametrize("form", ["apart", "released"])
+def test_the_head_reads_the_network_before_the_step_and_each_task_its_own_momentum(
+    form,
+):
     """Beside a network that doubles its features in every step."""
 
     def step(state, batch):
-        grown = state.replace(params=2 * state.params, step=state.step + 1)
-        return grown, {"loss": jnp.zeros(())}
+        grown = jax.tree.map(lambda x: 2 * x, state.params)
+        state = state.replace(params=grown, step=state.step + 1)
+        return state, {"loss": jnp.zeros(())}
 
+    encoder = chain.Chain({"encoder": Grown()})
+    factor = {"encoder": {"factor": jnp.ones(())}}
     method = core.Method(
         init=lambda key, batch: core.new_state(
-            key, jnp.ones(()), {}, optax.identity(), {}
+            key, factor, {"encoder": {}}, optax.identity(), {}
         ),
         step=step,
-        embed=lambda state, images: state.params * images.reshape(len(images), -1),
+        embed=encoder.embed,
     )
-    parts = online_toy.parts()
+    schedule = optim.by_task([optim.cosine(0.7, epochs=1, per_epoch=False)])
+    parts = online_toy.parts(Grown())._replace(schedule_with_peak=lambda _: schedule)
     parts = parts._replace(
         augment=lambda key, images: parts.eval_transform(images)[:, None]
     )
-    method = head.add(method, parts, lr=0.7)
+    method = head.add(method, parts, lr=0.7, form=form)
     batch = {"labelled": online_toy.FIRST}
     state = method.init(jax.random.key(0), batch).replace(task_steps=jnp.int32(4))
     layer = [np.asarray(x, np.float64) for x in state.extra.layer]
@@ -144,7 +172,8 @@ def test_the_head_reads_the_network_before_the_step_and_each_task_its_own_moment
             state = method.begin_task(state, None)
             velocity = [np.zeros_like(x) for x in layer]
         features, rate = 2.0**number * rows, 0.7 * (1 + np.cos(np.pi * number / 4)) / 2
-        layer, velocity, loss, _ = head_twin(features, label, layer, velocity, rate)
+        twin = head_twin if form == "apart" else lars_twin
+        layer, velocity, loss, *_ = twin(features, label, layer, velocity, rate)
         state, metrics = method.step(state, batch)
         np.testing.assert_allclose(metrics["head_loss"], loss, rtol=1e-4)
         np.testing.assert_allclose(state.extra.layer.weight, layer[0], rtol=1e-3)
@@ -188,18 +217,6 @@ def test_the_head_is_sgd_on_features_of_the_network_before_the_step(pnr):
     want = np.asarray(embed(state, images), np.float64) @ layer[0] + layer[1]
     got = work.method.predict(state, images)
     np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4)
-
-
-def lars_twin(features, labels, layer, velocity, rate):
-    """`head_twin` with LARS on the weight: eta 0.02, clipped, no decay."""
-    held = [np.zeros_like(x) for x in velocity]
-    moved, _, loss, accuracy = head_twin(features, labels, layer, held, 1.0)
-    gaps = [before - after for before, after in zip(layer, moved, strict=True)]
-    share = 0.02 * np.linalg.norm(layer[0]) / (np.linalg.norm(gaps[0]) + 1e-8)
-    gaps[0] = gaps[0] * min(share / rate, 1.0)
-    velocity = [0.9 * v + g for v, g in zip(velocity, gaps, strict=True)]
-    layer = [x - rate * v for x, v in zip(layer, velocity, strict=True)]
-    return layer, velocity, loss, accuracy, share < rate
 
 
 def test_the_released_head_moves_the_statistics_with_rows_of_all_classes(tmp_path):

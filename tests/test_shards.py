@@ -114,10 +114,11 @@ def write_tar(path, members):
 def web_members(numbers, labels=True):
     members = {}
     for number in numbers:
+        key = f"{'ab'[number % 2]}/{number // 2}"  # two folders with the same names
         if labels:
-            members[f"a/{number}.cls"] = f"{number % 3}\n".encode()
-        members[f"a/{number}.seg.json"] = json.dumps({"number": number}).encode()
-        members[f"a/{number}.jpg"] = encoded(number)
+            members[f"{key}.cls"] = f"{number % 3}\n".encode()
+        members[f"{key}.seg.json"] = json.dumps({"number": number}).encode()
+        members[f"{key}.jpg"] = encoded(number)
     return members
 
 

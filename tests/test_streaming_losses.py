@@ -65,7 +65,7 @@ def test_an_anchor_that_no_row_is_left_for_has_no_gradient():
 
     def loss(anchors, rows):
         total = streaming.logsumexp(anchors, rows, groups=groups)
-        return jnp.sum(jnp.where(total < -1e29, 0.0, total)), total
+        return jnp.sum(total), total  # whether or not a loss leaves it out
 
     slopes, total = jax.grad(loss, (0, 1), has_aux=True)(anchors, rows)
     assert total[0] < -1e29 and abs(total[1] - 4 - np.log(3)) < 1e-5

@@ -11,7 +11,7 @@ import pytest
 
 from helpers import toy, twins, two_view_losses
 from jaxcl import optim
-from jaxcl.config import build, sections
+from jaxcl.config import build, resolve, sections
 from jaxcl.methods.two_view import step, strategies
 from jaxcl.nets import convnext, resnet, tuning, vit
 from jaxcl.run import encoder_folder, job
@@ -213,6 +213,16 @@ def begun(where, **changes):
     with config.unlocked():
         config.start = str(where)
     return config
+
+
+@pytest.mark.parametrize("name", ["vit", "convnext"])
+def test_the_folder_says_what_the_network_is_the_config_how_it_runs(name, tmp_path):
+    leave(tmp_path / "enc")
+    how = {"drop_path": 0.1, "remat": True}
+    config = begun(tmp_path / "enc", encoder={"name": name, "width": 32} | how)
+    found = resolve.resolve(config.to_dict())["encoder"]
+    how = how if name == "vit" else {}  # of another network, nothing is kept
+    assert found == {"name": "vit", **SMALL, "layer_scale": 1.0} | how
 
 
 def test_a_run_begins_with_the_encoder_and_every_copy_of_it(tmp_path):

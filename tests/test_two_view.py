@@ -91,7 +91,7 @@ CASES = {f"{base}-{strategy}": (base, strategy, {}) for base, strategy in PAIRS}
 }
 # Every strategy on one base and every base under PNR run every time.
 QUICK = {f"mocov2plus-{strategy}" for strategy in strategies.STRATEGIES} | {
-    "byol-cassle-batch",
+    "mocov2plus-pnr-snapshot",
     "dino-less_forget-local",
     "supcon-pnr-others",
     "mocov2plus-pnr-heads",
@@ -859,6 +859,26 @@ def test_the_anchor_moves_to_the_weights_after_each_task():
     assert moved.trained and moved.params is not now["encoder"]
 
 
+@pytest.mark.parametrize("weight", [4.0, 40.0])
+@pytest.mark.parametrize("name", ["l2_sp", "ewc"])
+def test_a_pull_goes_as_far_as_its_anchor_whatever_its_weight(name, weight):
+    """Each step goes weight * lr of the way, at most the whole."""
+    start, now, lr = {"w": jnp.full(2, 3.0)}, {"w": jnp.array([5.0, -1.0])}, 0.1
+    params, blank = {"encoder": now}, {"encoder": {"w": jnp.zeros(2)}}
+    option = {"l2_sp": "alpha", "ewc": "weight"}[name]
+    plan = strategies.make_strategy({"name": name, option: weight})
+    held = l2_sp.Anchor(start, jnp.array(True))
+    if name == "ewc":  # of precision 1
+        held = importance.create(params)._replace(
+            precision=jax.tree.map(jnp.ones_like, params), anchor={"encoder": start}
+        )
+    state = types.SimpleNamespace(params=params, step=4, task_start=4, task_steps=9)
+    pulled, _ = plan.change_gradients(held, state, blank, lr)
+    moved = now["w"] - lr * pulled["encoder"]["w"]
+    way = min(weight * lr, 1) * (start["w"] - now["w"])
+    np.testing.assert_allclose(moved, now["w"] + way, rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("task", "progress", "share", "expected"),
     [(0, 0, 0.5, 0.2), (0, 0.25, 0.5, 0.35), (0, 0.75, 0.5, 0.5), (0, 0, 0, 0.5)]
@@ -867,6 +887,25 @@ def test_the_anchor_moves_to_the_weights_after_each_task():
 def test_targets_warm_up_in_the_first_task_alone(task, progress, share, expected):
     temperature = dino.warm_temperature(task, progress, 0.2, 0.5, share)
     assert temperature == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("stored", [0, 2])
+def test_stored_images_move_statistics_once_there_are_any(stored):
+    """Before they are blank; their pass has a key apart from that of the views."""
+    key, passed = jax.random.key(3), []
+
+    def copied(params, stats, images, *, train, key):
+        passed.append(key)
+        return images, {"encoder": stats["encoder"] + 1}
+
+    setup = types.SimpleNamespace(copied=copied)
+    exist = {"stored_mask": jnp.arange(3) < stored}
+    reading = records.Reading(None, jnp.ones(3), exist, key=key)
+    before = {"encoder": jnp.zeros(2), "student": jnp.ones(1)}
+    rows, after = two_view_step._pass_replayed(setup, {}, before, reading)
+    want = before | {"encoder": jnp.full(2, float(stored > 0))}
+    chex.assert_trees_all_equal((rows, after), (reading.replayed, want))
+    assert passed[0] != key
 
 
 def same(one, other) -> bool:
@@ -960,3 +999,12 @@ def test_the_end_of_a_warm_up_renews_optimiser_and_teacher_once(pretrained):
         want = params if step == 3 and pretrained else blank
         chex.assert_trees_all_equal(after.extra.teacher, want)
         chex.assert_trees_all_equal(after.extra.teacher_stats, want)
+        # The encoder waits for as many steps.
+        waits = step < 3
+        held = two_view_step.hold_encoder(setup, begun, params)  # as its gradients
+        want = params | ({"encoder": blank["encoder"]} if waits else {})
+        chex.assert_trees_all_equal(held, want)
+        ended = begun.replace(params=blank, stats=blank)
+        kept = two_view_step.keep_encoder(setup, begun, ended)
+        want = blank | ({"encoder": params["encoder"]} if waits else {})
+        chex.assert_trees_all_equal((kept.params, kept.stats), (want, want))

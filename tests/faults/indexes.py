@@ -12,6 +12,15 @@ FAULTS = [
         ("index: the best mapped are embedded again first", gives(lambda x: 1 - x)),
     ),
     *fault.of(
+        "index.maps.fit_mlp",
+        "test_index_maps.py::"
+        "test_a_layer_that_adds_nothing_leaves_the_linear_map[affine]",
+        (
+            "index: a layer forgets the shift of its map",
+            gives(lambda arrays: arrays | {"shift": 0 * arrays["shift"]}),
+        ),
+    ),
+    *fault.of(
         "index.canary.check_index",
         f"{_TESTS}a_canary_falls_silent_where_index_and_encoder_part",
         ("index: a canary asks for nothing", takes(least=lambda _: 0.0)),

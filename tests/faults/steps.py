@@ -55,6 +55,10 @@ def _does_nothing(_):
     return lambda state, task: state
 
 
+def _at_no_rate(change):
+    return lambda held, state, grads, lr: change(held, state, grads, 0.0)
+
+
 def _found(name, patch):
     """Patch a `find`: patch the `make` that it returns for a name."""
     return gives(lambda make, of: patch(make) if of["name"] == name else make)
@@ -174,6 +178,12 @@ _two_view = [
             _found("distil", takes(base_weight=always(0.0))),
             "test_distil.py::test_the_loss_is_the_sum_of_its_terms[finite]",
         ),
+        (
+            "two_view: l2_sp pulls beyond its anchor",
+            _found("l2_sp", makes(change_gradients=_at_no_rate)),
+            "test_two_view.py::"
+            "test_a_pull_goes_as_far_as_its_anchor_whatever_its_weight[l2_sp-40.0]",
+        ),
     ),
     *fault.of(
         "config.teacher.read_teacher",
@@ -201,6 +211,23 @@ def _swapped_parts(er_ace):
         return er_ace(old, old_labels, new, new_labels, seen, **options)
 
     return wrong
+
+
+def _judged_before(method, of):
+    """The method's own evaluation sees the running statistics."""
+
+    def wrong(state):
+        return (
+            of["method"].eval_state(state).replace(stats=method.eval_state(state).stats)
+        )
+
+    return method._replace(eval_state=wrong)
+
+
+def _forgets_before(state, of):
+    """Of the rows met, those of the last task alone."""
+    memory = state.extra.memory._replace(seen=of["state"].extra.candidates.seen)
+    return state.replace(extra=state.extra._replace(memory=memory))
 
 
 def _always_projected(_):
@@ -296,6 +323,42 @@ _online = [
         (
             "online: icarl's teacher is never renewed",
             makes(begin_task=keeps("extra.teacher")),
+        ),
+    ),
+    *fault.of(
+        "methods.online.statistics.use_memory_statistics",
+        "test_online_statistics.py::"
+        "test_what_an_evaluation_computes_itself_has_seen_the_new_statistics",
+        ("online: class means are of the running statistics", gives(_judged_before)),
+    ),
+    *fault.of(
+        "methods.mir.pick_highest",
+        "test_mir.py::test_rows_that_do_not_exist_are_not_picked[2-best1]",
+        (
+            "online: mir picks rows that do not exist",
+            takes(pool=lambda pool: pool._replace(mask=jnp.ones_like(pool.mask))),
+        ),
+    ),
+    *fault.of(
+        "methods.gss.complete",
+        "test_gss.py::"
+        "test_references_are_disjoint_draws_of_images_as_they_are[5-whole1]",
+        (
+            "online: gss compares with draws that lack rows",
+            instead(lambda mask: mask.any(axis=1)),
+        ),
+    ),
+    *fault.of(
+        "methods.gcr._rebuild_memory",
+        "test_gcr.py::test_a_chosen_memory_stands_for_all_rows_met",
+        ("online: gcr's memory stands for the last task", gives(_forgets_before)),
+    ),
+    *fault.of(
+        "methods.aser.Selector.balanced",
+        "test_aser.py::test_rows_that_are_helped_stay_and_the_others_compete[True]",
+        (
+            "online: aser gives up rows that are helped",
+            gives(lambda drawn, of: (*drawn[:2], of["allowed"])),
         ),
     ),
 ]

@@ -20,6 +20,7 @@ from jaxcl.nets import chain, tuning
 _BRANCHES = 0xD409  # keeps branches that the encoder drops apart from other draws
 _LOCAL = 0x10CA  # the same for local crops
 _MASKS = 0x1B07  # for hidden patches
+_REPLAYED = 0x4E91  # for branches in the pass of stored images; above any block number
 
 
 def make_method(setup: records.Setup, **fields) -> core.Method:
@@ -295,7 +296,7 @@ def forward(setup, stats, images, reading: records.Reading, params: core.PyTree)
             crops.reshape(-1, *crops.shape[2:]),
             train=True,
             groups=count,
-            key=None if key is None else jax.random.fold_in(key, 2),
+            key=None if key is None else jax.random.fold_in(key, _LOCAL),
         )
         local_z, after = local_z.reshape(-1, count, setup.dim), after | new
     if reading.replayed is not None:
@@ -381,7 +382,7 @@ def _pass_copied(setup, params, stats, images, reading, *, train, key=None):
 
 def _pass_replayed(setup, params, stats, reading):
     """Project replayed images, f32[R,D]; return the moved statistics, too."""
-    key = None if reading.key is None else jax.random.fold_in(reading.key, 1)
+    key = None if reading.key is None else jax.random.fold_in(reading.key, _REPLAYED)
     rows, moved = setup.copied(params, stats, reading.replayed, train=True, key=key)
     # In the first step of a run nothing is stored, and the images are blank.
     some = jnp.any(reading.features["stored_mask"])
