@@ -18,7 +18,10 @@ import time
 import input as input_lib
 import numpy as np
 
-from jaxcl.data import from_shards, prefetch, sources, stream
+from jaxcl.data import stream
+from jaxcl.data.feed import prefetch
+from jaxcl.data.images import crops
+from jaxcl.data.sources import by_name, shards
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
@@ -38,11 +41,11 @@ def parser() -> argparse.ArgumentParser:
 
 def rate(name, path, args, readers) -> float:
     """Images a second of an epoch."""
-    examples = sources.load(name, path=path, test=0.0).train
+    examples = by_name.load(name, path=path, test=0.0).train
     examples = examples._replace(load=examples.load._replace(cache=None))
     source = stream.Source(examples, np.arange(len(examples.label)))
     plan = {"seed": 0, "task": 0, "epochs": 1, "batch_size": args.batch}
-    crop = prefetch.RandomCrop(input_lib.SIZE)
+    crop = crops.RandomCrop(input_lib.SIZE)
     start = time.perf_counter()
     made = prefetch.batches(
         source, **plan, workers=readers, crop=crop, views=2, resident=False
@@ -71,8 +74,8 @@ def main(argv=None) -> dict:
         for file in pathlib.Path(name).rglob("*.jpg"):
             there = epath.Path("gs://bucket/files") / file.relative_to(name)
             there.write_bytes(file.read_bytes())
-        data = sources.load("image_folder", path=name, test=0.0)
-        from_shards.write_shards(data, "gs://bucket/shards")
+        data = by_name.load("image_folder", path=name, test=0.0)
+        shards.write_shards(data, "gs://bucket/shards")
         for source, path in (
             ("image_folder", "gs://bucket/files"),
             ("shards", "gs://bucket/shards"),

@@ -34,7 +34,7 @@ import numpy as np
 from sklearn import linear_model, pipeline, preprocessing
 
 from jaxcl.config import build, own_images
-from jaxcl.data import sources
+from jaxcl.data.sources import by_name
 from jaxcl.index import drift, maps
 from jaxcl.run import encoder_folder, finish
 from jaxcl.weights import encoder, export
@@ -66,7 +66,7 @@ def read_images(args, domain, seed) -> tuple[np.ndarray, ...]:
         order = np.random.default_rng(seed).permutation(len(x) - args.teacher_rows)
         rows = args.teacher_rows + order[: args.rows]
         return x[rows], y[rows], *test
-    data = sources.load("shapes", domains=(domain,), size=args.size, draw_seed=seed)
+    data = by_name.load("shapes", domains=(domain,), size=args.size, draw_seed=seed)
     return data.train.images, data.train.label, data.test.images, data.test.label
 
 
@@ -80,7 +80,7 @@ def read_teacher_images(args) -> tuple[np.ndarray, np.ndarray]:
         "size": args.size,
         "draw_seed": 1000 + TEACHER_SEED,
     }
-    data = sources.load("shapes", domains=DOMAINS[:1], **options)
+    data = by_name.load("shapes", domains=DOMAINS[:1], **options)
     return data.train.images, data.train.label
 
 

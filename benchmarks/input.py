@@ -29,7 +29,10 @@ import numpy as np
 from PIL import Image
 
 from jaxcl import estimate
-from jaxcl.data import image_files, prefetch, sources, stream
+from jaxcl.data import stream
+from jaxcl.data.feed import prefetch
+from jaxcl.data.images import crops, decode
+from jaxcl.data.sources import by_name
 from jaxcl.run import job
 
 HEIGHT, WIDTH = 375, 500  # the commonest size in ImageNet, of about 110 kB
@@ -138,10 +141,10 @@ def _whole(examples, args, crop=None):
 def read_set(args, folder: pathlib.Path, decoder: str):
     """Return the images, decoded again in each epoch, and the crop."""
     where = {"path": str(folder / "images"), "decoder": decoder, "test": 0.0}
-    examples = sources.load("image_folder", **where).train
+    examples = by_name.load("image_folder", **where).train
     # A set as small as this would stay in memory after the first epoch.
     examples = examples._replace(load=examples.load._replace(cache=None))
-    return examples, prefetch.RandomCrop(SIZE, decoder=decoder)
+    return examples, crops.RandomCrop(SIZE, decoder=decoder)
 
 
 def by_threads(args, folder: pathlib.Path, decoder: str) -> Iterator[dict]:
@@ -180,17 +183,17 @@ def chain(args, folder: pathlib.Path, decoder: str) -> Iterator[Link]:
     def all_of(examples):
         return timed(_whole(examples, args, crop))
 
-    def crops(pictures):
+    def crop_all(pictures):
         for image in pictures:
             for _ in range(VIEWS):
                 crop(image, rng)
 
     def decoded():
         for row, data in enumerate(encoded):
-            image_files.Decoding(decoder)(data, str(row))
+            decode.Decoding(decoder)(data, str(row))
 
     yield Link(f"{decoder}: decode", True, timed(decoded))
-    yield Link(f"{decoder}: two crops", True, timed(lambda: crops(images)))
+    yield Link(f"{decoder}: two crops", True, timed(lambda: crop_all(images)))
     yield Link(f"{decoder}: from JPEGs, all", True, all_of(read))
 
 

@@ -21,8 +21,7 @@ import subprocess
 import sys
 from typing import NamedTuple
 
-from jaxcl import plots
-from jaxcl.data import storage
+from jaxcl import plots, storage
 from jaxcl.errors import Refused
 from jaxcl.index.ways import VERDICTS
 from jaxcl.report import numbers

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxcl.config import build, files
-from jaxcl.data import sources
+from jaxcl.data.sources import by_name
 from jaxcl.index import drift, maps
 from jaxcl.run import encoder_folder, finish, result_file, updates
 from jaxcl.update import command, plan
@@ -85,7 +85,7 @@ def make_stream(args) -> tuple[dict, list[dict]]:
         return OLD, [NEW]
     if args.stream == "three":
         return OLD, [NEW, *(write_kind(args, kind) for kind in KINDS)]
-    looks = sources.load(**OLD)
+    looks = by_name.load(**OLD)
     half = np.random.default_rng(0).permutation(len(looks.train.label) // 2) % 2
     half = np.tile(half, 2)  # a digit is in one half, in both looks
     old, new = (write_set(args, f"half_{i}", looks, half == i) for i in (0, 1))
@@ -94,7 +94,7 @@ def make_stream(args) -> tuple[dict, list[dict]]:
 
 def write_kind(args, kind) -> dict:
     """Write the digits changed in a way of `KINDS`."""
-    return write_set(args, kind, sources.load(**PLAIN), slice(None), KINDS[kind])
+    return write_set(args, kind, by_name.load(**PLAIN), slice(None), KINDS[kind])
 
 
 def write_set(args, name, data, rows, change=np.asarray) -> dict:
@@ -212,7 +212,7 @@ def measure_index(old, first, updated, place) -> tuple[float, float, float]:
       an index that is embedded again.
     """
     export.export(str(updated), str(place), force=True)
-    images = sources.load(**old).train.images
+    images = by_name.load(**old).train.images
     before, after = (encoder.load_encoder(x).embed(images) for x in (first, place))
     found = drift.measure_drift(before, after)
     adapted = maps.fit_all(after, before, mapped="queries")[0].recall

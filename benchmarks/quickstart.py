@@ -21,7 +21,7 @@ import sys
 import numpy as np
 
 from jaxcl import plots
-from jaxcl.data import shapes
+from jaxcl.data.sources import shapes
 from jaxcl.run import result_file
 
 ROOT = pathlib.Path(__file__).parents[1]

@@ -20,8 +20,8 @@ from typing import NamedTuple
 import numpy as np
 from etils import epath
 
-from jaxcl import plots, schema
-from jaxcl.data import scenarios, storage
+from jaxcl import plots, schema, storage
+from jaxcl.data.stream import scenarios
 from jaxcl.errors import Refused
 from jaxcl.report import numbers as numbers_lib
 from jaxcl.run import log_file, result_file, seeds

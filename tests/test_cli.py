@@ -22,7 +22,8 @@ from jaxcl import cli, schema
 from jaxcl.api import doctor, options
 from jaxcl.api import list as listing
 from jaxcl.config import files, sections
-from jaxcl.data import scenarios, sources
+from jaxcl.data.sources import by_name
+from jaxcl.data.stream import scenarios
 from jaxcl.memory import policies
 from jaxcl.methods import online_ssl
 from jaxcl.methods.two_view import bases, strategies
@@ -97,7 +98,7 @@ def test_every_kind_is_listed(capsys):
         "bases": set(bases.BASES),
         "strategies": set(strategies.STRATEGIES),
         "encoders": set(sections.ENCODERS),
-        "data": set(sources.SOURCES),
+        "data": set(by_name.SOURCES),
         "configs": set(CONFIGS),
         "policies": set(policies.POLICIES),
         "optimizers": set(sections.OPTIMIZERS),

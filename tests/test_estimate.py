@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 from helpers import run_directories, toy
 from jaxcl import estimate, sharding
 from jaxcl.config import build
-from jaxcl.data import stand_in
+from jaxcl.data.sources import stand_in
 from jaxcl.run import job
 
 DEVICES, AXIS = 8, sharding.AXIS

@@ -21,8 +21,10 @@ import test_methods
 from helpers import config_files, graph_sets, pages, run_directories, toy
 from jaxcl import cli
 from jaxcl.config import build, checks
-from jaxcl.data import graph_arrays, stream, toys
+from jaxcl.data import stream
 from jaxcl.data.augment import images as augment_images
+from jaxcl.data.sources import toys
+from jaxcl.data.stream import graph_arrays
 from jaxcl.evals import embedding
 from jaxcl.nets import positions
 from jaxcl.run import checkpoint, encoder_folder, finish, result_file

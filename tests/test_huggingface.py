@@ -12,7 +12,8 @@ from PIL import Image
 from pyarrow import parquet
 
 from jaxcl.config import own_images
-from jaxcl.data import from_huggingface, image_files, sources
+from jaxcl.data.images import decode
+from jaxcl.data.sources import by_name, huggingface
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (7, 6, 5, 3), np.uint8)
@@ -75,7 +76,7 @@ def in_parquet(root, names=("data/{}-00000-of-00001",), **options):
 
 def load(path, **options):
     options = {"decoder": "pillow", **options}
-    return sources.load("huggingface", path=str(path), **options)
+    return by_name.load("huggingface", path=str(path), **options)
 
 
 def check(data, pixels=PIXELS, labels=LABELS):
@@ -162,10 +163,10 @@ def test_a_set_that_is_written_anew_is_read_anew(tmp_path):
         for rows in ROWS.values():
             pixels[rows] = PIXELS[rows][::-1] if shift else PIXELS[rows]
         check(load(tmp_path), pixels, labels)
-    assert from_huggingface.guess_options(str(tmp_path))["test_split"] == "test"
+    assert huggingface.guess_options(str(tmp_path))["test_split"] == "test"
     unknown = table(ROWS["test"], label=[-1, -1])
     parquet.write_table(unknown, tmp_path / "test.parquet")
-    assert from_huggingface.guess_options(str(tmp_path))["test_split"] is None
+    assert huggingface.guess_options(str(tmp_path))["test_split"] is None
 
 
 def test_labels_of_every_kind(tmp_path):
@@ -224,7 +225,7 @@ def test_images_that_are_none(image, kind, tmp_path):
     made = pa.table({"image": pa.array([image], kind), "label": [0]})
     write_arrow(tmp_path, made, parts=1)
     data = load(tmp_path, test_split=None, channels=1, max_pixels=8)
-    with pytest.raises(image_files.Unreadable, match=r"\(row 0\)"):
+    with pytest.raises(decode.Unreadable, match=r"\(row 0\)"):
         data.train.load(0)
 
 
@@ -251,7 +252,7 @@ def test_files_that_are_damaged(tmp_path):
     for bad in (b"", b"none at all", whole[: len(whole) // 2], whole[8:]):
         file.unlink()  # what is mapped stays as it was
         file.write_bytes(bad)
-        from_huggingface._column.cache_clear()
+        huggingface._column.cache_clear()
         with pytest.raises(ValueError, match=r"00000-of-00002.arrow"):
             load(root)
     file.unlink()
@@ -295,7 +296,7 @@ def test_labels_that_are_none(tmp_path):
         ([0, 1, 2, 1, 0], (1, 2, 3), r"names of 'label'\[0\]=1"),
     ):
         write_arrow(tmp_path, table(rows, names, label=labels))
-        from_huggingface._column.cache_clear()
+        huggingface._column.cache_clear()
         with pytest.raises(ValueError, match=words):
             load(tmp_path, test_split=None)
 
@@ -359,7 +360,7 @@ def test_a_path_says_how_a_set_is_read(write, told, tmp_path):
     keys = {"image_key": "image", "label_key": "label", "train_split": "train"}
     named = {"name": "huggingface", "path": str(root)}
     assert section == named | keys | held_out | told
-    data = sources.load(**section)
+    data = by_name.load(**section)
     assert len(data.train.label) + len(data.test.label) == (5 if held_out else 7)
 
 
@@ -377,11 +378,11 @@ def test_columns_of_other_names_are_found(tmp_path):
     write(tmp_path / "test", rows, [-1] * 5)
     splits = {"splits": ["validation", "test", "train"]}
     (tmp_path / "dataset_dict.json").write_text(json.dumps(splits))
-    told = from_huggingface.guess_options(str(tmp_path))
+    told = huggingface.guess_options(str(tmp_path))
     assert (told["image_key"], told["label_key"]) == ("img", "fine")
     assert told["test_split"] == "validation"  # the other has no labels
     write(tmp_path / "bare", rows, LABELS[rows], names=())
-    assert from_huggingface.guess_options(str(tmp_path / "bare"))["label_key"] is None
+    assert huggingface.guess_options(str(tmp_path / "bare"))["label_key"] is None
 
 
 def test_what_the_real_library_saves(tmp_path):
@@ -417,7 +418,7 @@ def test_what_the_real_library_saves(tmp_path):
             load(tmp_path / root, image_key="array")
         section = own_images.make_section(tmp_path / root)
         assert section["name"] == "huggingface" and section["test_split"] == "test"
-        check(sources.load(**section))
+        check(by_name.load(**section))
     assert own_images.make_section(tmp_path / "some")["test"] == 0.2
     some = load(tmp_path / "some", test_split=None).train
     assert some.label.tolist() == LABELS[[4, 0, 2]].tolist()

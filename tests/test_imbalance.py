@@ -7,7 +7,8 @@ import pytest
 
 from helpers import small_sets, toy
 from jaxcl.config import build
-from jaxcl.data import imbalance, scenarios, stream
+from jaxcl.data import stream
+from jaxcl.data.stream import imbalance, scenarios
 from jaxcl.run import train
 
 

@@ -23,7 +23,7 @@ ROWS = (
     ("nets", "data"),
     ("losses", "memory"),
     ("plots", "sharding", "optim", "metrics", "schema", "lookup", "core")
-    + ("numerics", "errors"),
+    + ("storage", "numerics", "errors"),
 )
 RANK = {
     name: (row, at) for row, names in enumerate(ROWS) for at, name in enumerate(names)

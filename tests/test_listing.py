@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxcl.data import identity, image_files, listing, sources
+from jaxcl.data.images import decode, listing
+from jaxcl.data.sources import by_name
+from jaxcl.data.stream import identity
 
 RNG = np.random.default_rng(0)
 
@@ -22,7 +24,7 @@ def write(path, pixels=None, kind="PNG"):
 
 
 def load(root, **options):
-    return sources.load("image_folder", path=str(root), **{"test": 0.0} | options)
+    return by_name.load("image_folder", path=str(root), **{"test": 0.0} | options)
 
 
 def read(data):
@@ -143,7 +145,7 @@ def test_a_random_tree_is_read_as_it_is_or_refused_by_name(number, tmp_path):
         number, level, state = truth[name]
         assert names[data.train.label[row]] == classes[number]
         if state == "damaged":
-            with pytest.raises(image_files.Unreadable, match=re.escape(name)):
+            with pytest.raises(decode.Unreadable, match=re.escape(name)):
                 data.train.load(row)
         else:
             image = data.train.load(row).astype(int)

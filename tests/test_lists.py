@@ -5,7 +5,10 @@ import pytest
 from PIL import Image
 
 from jaxcl.config import sections
-from jaxcl.data import image_files, prefetch, sources, stream
+from jaxcl.data import stream
+from jaxcl.data.feed import prefetch
+from jaxcl.data.images import crops, decode
+from jaxcl.data.sources import by_name
 
 NAMES = ("apple", "big pear", "plum")
 LISTS = {  # pear has no photo to learn from
@@ -39,7 +42,7 @@ def root(tmp_path_factory):
 
 
 def load(path, **options):
-    return sources.load("image_lists", path=str(path), **options)
+    return by_name.load("image_lists", path=str(path), **options)
 
 
 def read(path, **options):
@@ -109,7 +112,7 @@ def test_the_domain_scenario_streams_through_a_config(root):
             epochs=2,
             batch_size=3,
             workers=0,
-            crop=prefetch.RandomCrop(8),
+            crop=crops.RandomCrop(8),
             views=2,
             resident=False,
         )
@@ -177,7 +180,7 @@ def test_missing_images_are_errors_at_once_or_replaced(root, tmp_path):
     options = write(tmp_path, train="late/1.jpg 0\nlate/1.jpg 0")
     data = load(tmp_path, **options)
     late.unlink()
-    with pytest.raises(image_files.Unreadable, match="late/1.jpg"):
+    with pytest.raises(decode.Unreadable, match="late/1.jpg"):
         data.train.load(0)
     assert read(tmp_path, **options).train.label.tolist() == [0, 0]
 
@@ -236,7 +239,7 @@ def long_tailed(path, **options):
 
 def test_imagenet_lt_has_the_classes_of_the_folders(imagenet):
     data = long_tailed(imagenet, size=8, resident=True)
-    whole = sources.load("image_folder", path=str(imagenet))
+    whole = by_name.load("image_folder", path=str(imagenet))
     assert data.class_names == whole.class_names == WNIDS
     assert data.train.label.tolist() == [2, 1, 1, 0, 0, 0, 0]
     for examples in (data.validation, data.test):

@@ -11,7 +11,7 @@ import pytest
 from helpers import eval_toy, online_toy, toy
 from jaxcl import core, sharding
 from jaxcl.config import resolve, sections
-from jaxcl.data import sources
+from jaxcl.data.sources import by_name
 from jaxcl.evals import predict
 from jaxcl.methods.two_view import head
 from jaxcl.nets import chain
@@ -343,7 +343,7 @@ def test_rows_without_labels_and_wrong_options_are_refused(tmp_path, monkeypatch
         toy.job(tmp_path, **HEAD, **{"method.head_lr": 0.0})
     with pytest.raises(ValueError, match=r"config\.method\.head_form='x'"):
         toy.job(tmp_path, **{"method.head_form": "x"})
-    monkeypatch.setitem(sources.SOURCES, "digits", toy.unlabelled)
+    monkeypatch.setitem(by_name.SOURCES, "digits", toy.unlabelled)
     joint = {"scenario": {"name": "joint"}}
     words = r"1 of \d+ of digits have none.*config\.method\.online_head"
     with pytest.raises(ValueError, match=words):

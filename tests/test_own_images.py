@@ -9,7 +9,7 @@ from PIL import Image
 
 from helpers import config_files
 from jaxcl.config import build, own_images
-from jaxcl.data import in_memory
+from jaxcl.data.sources import in_memory
 from jaxcl.run import encoder_folder
 
 ROOT = pathlib.Path(__file__).parents[1]

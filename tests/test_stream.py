@@ -5,7 +5,8 @@ import pytest
 
 from helpers import small_sets
 from jaxcl.config import sections
-from jaxcl.data import scenarios, splits, stream
+from jaxcl.data import stream
+from jaxcl.data.stream import scenarios, splits
 
 # The class order of the released PNR and CaSSLe experiments for 100 classes, seed 5.
 RELEASED = """

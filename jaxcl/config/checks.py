@@ -6,9 +6,11 @@ import jax
 from absl import logging
 from etils import epath
 
-from jaxcl import core, lookup, sharding
+from jaxcl import core, lookup, sharding, storage
 from jaxcl.config import files, options, run_config, sections
-from jaxcl.data import fetch, identity, splits, storage, stream
+from jaxcl.data import stream
+from jaxcl.data.sources import fetch
+from jaxcl.data.stream import identity, splits
 from jaxcl.errors import Refused
 from jaxcl.run import agreement, encoder_folder, result_file
 

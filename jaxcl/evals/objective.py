@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcl import core, numerics, schema, sharding
-from jaxcl.data import graph_batches
+from jaxcl.data.feed import graph_batches
 from jaxcl.evals import embedding
 
 

@@ -17,9 +17,11 @@ import numpy as np
 from etils import epath
 from PIL import Image
 
-from jaxcl import plots, sharding
+from jaxcl import plots, sharding, storage
 from jaxcl.config import build, command, own_images, transfer_config
-from jaxcl.data import identity, image_files, storage, stream
+from jaxcl.data import stream
+from jaxcl.data.images import array_files
+from jaxcl.data.stream import identity
 from jaxcl.errors import Refused
 from jaxcl.evals import embedding
 from jaxcl.run import result_file, terminal, transfer, updates
@@ -134,7 +136,7 @@ def _embed_run(run, current, config, rows) -> _Sample:
     place = epath.Path(run) / FOLDER / _SAMPLE
     source = json.dumps(_describe_weights(current), sort_keys=True, default=str)
     if place.exists():
-        arrays = image_files.read_npz(str(place))
+        arrays = array_files.read_npz(str(place))
         if (str(arrays["known"]), str(arrays["source"])) == (inputs, source):
             return _Sample(arrays["features"], [str(x) for x in arrays["remarks"]])
     splits, remarks = [], []

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcl import core, sharding
-from jaxcl.data import scenarios, stream
+from jaxcl.data import stream
+from jaxcl.data.stream import scenarios
 from jaxcl.evals import head as head_lib
 from jaxcl.evals import linear
 from jaxcl.nets import linear_head
