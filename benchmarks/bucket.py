@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
 def rate(name, path, args, readers) -> float:
     """Images a second of an epoch."""
     examples = by_name.load(name, path=path, test=0.0).train
-    examples = examples._replace(load=examples.load._replace(cache=None))
+    examples = examples._replace(reader=examples.reader.uncached())
     source = stream.Source(examples, np.arange(len(examples.label)))
     plan = {"seed": 0, "task": 0, "epochs": 1, "batch_size": args.batch}
     crop = crops.RandomCrop(input_lib.SIZE)

@@ -143,7 +143,7 @@ def read_set(args, folder: pathlib.Path, decoder: str):
     where = {"path": str(folder / "images"), "decoder": decoder, "test": 0.0}
     examples = by_name.load("image_folder", **where).train
     # A set as small as this would stay in memory after the first epoch.
-    examples = examples._replace(load=examples.load._replace(cache=None))
+    examples = examples._replace(reader=examples.reader.uncached())
     return examples, crops.RandomCrop(SIZE, decoder=decoder)
 
 
@@ -173,8 +173,8 @@ def chain(args, folder: pathlib.Path, decoder: str) -> Iterator[Link]:
     """The links from files to crops, by one decoder."""
     read, crop = read_set(args, folder, decoder)
     rows = range(len(read.label))
-    encoded = [read.load.raw(row) for row in rows]
-    images = [read.load(row) for row in rows]
+    encoded = [read.reader.raw(row) for row in rows]
+    images = [read.read(row) for row in rows]
     rng, count = np.random.default_rng(0), len(rows)
 
     def timed(function):

@@ -107,10 +107,7 @@ def same(a, b):
         assert getattr(a, name) == getattr(b, name)
     np.testing.assert_array_equal(a.train.label, b.train.label)
     images = [
-        x.train.images
-        if x.train.images is not None
-        else np.stack([x.train.load(i) for i in range(len(x.train.label))])
-        for x in (a, b)
+        np.stack([x.train.read(i) for i in range(len(x.train.label))]) for x in (a, b)
     ]
     np.testing.assert_array_equal(*images)
 
@@ -128,7 +125,7 @@ def test_sets_in_a_bucket_are_those_on_a_disk(data):
     written = by_name.load("shards", path=f"{data[1]}/written", test=0.0)
     same(written._replace(name="folder"), found[0])
     there = folders.image_folder(path=f"{data[1]}/folder")
-    assert there.train.load.name(0).startswith("gs://bucket/data/folder/train/class")
+    assert there.train.reader.name(0).startswith("gs://bucket/data/folder/train/class")
 
 
 def test_what_a_bucket_cannot_do_is_said(data):

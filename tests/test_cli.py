@@ -4,7 +4,6 @@ import inspect
 import os
 import pathlib
 import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -59,13 +58,6 @@ def test_help_imports_nothing_that_takes_time(words):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "" and done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("module, word", [("convert", "convert"), ("fetch", "data")])
-@pytest.mark.filterwarnings("ignore:.*found in sys.modules")
-def test_a_module_that_was_a_command_names_the_command(module, word):
-    with pytest.raises(SystemExit, match=f"jaxcl {word}"):
-        runpy.run_module(f"jaxcl.data.{module}", run_name="__main__")
 
 
 def test_a_warning_is_one_line():

@@ -480,7 +480,7 @@ def of_source(make, options):
         }
     )
     yield summary(data)
-    yield [summary(x.load(0)) for x in data[3:6] if x is not None and x.load]
+    yield [summary(x.read(0)) for x in data[3:6] if x is not None and x.reader]
 
 
 def of_scenario(options):

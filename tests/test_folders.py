@@ -67,7 +67,7 @@ def test_splits_below_classes(tmp_path, held_out):
     parts |= {"val": data.validation} if len(held_out) == 2 else {}
     assert data.validation is None or len(held_out) == 2
     for split, part in parts.items():
-        names = [part.load.name(row) for row in range(len(part.label))]
+        names = [part.reader.name(row) for row in range(len(part.label))]
         assert len(names) == 6 and all(f"/{split}/" in name for name in names)
         for name, label in zip(names, part.label, strict=True):
             assert f"/{'ab'[label]}/" in name
@@ -110,7 +110,7 @@ def test_domains_above_classes(tmp_path):
             zip(part.label, part.domain, strict=True)
         ):
             place = f"{data.domain_names[domain]}/{data.class_names[label]}/"
-            assert place in part.load.name(row)
+            assert place in part.reader.name(row)
     (tmp_path / "keep").write_text("house\ndog\n")
     kept = load(tmp_path, folders="domains", classes=str(tmp_path / "keep"))
     assert kept.class_names == ("house", "dog") and set(kept.train.label) == {0, 1}

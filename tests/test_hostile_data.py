@@ -71,7 +71,7 @@ def test_names_that_are_not_utf8(tmp_path):
     odd = os.fsencode(root / "train" / "class0") + b"/n\xff\xfe.png"
     os.rename(root / "train" / "class0" / "3.png", odd)
     data = by_name.load("image_folder", path=str(root), size=4)
-    assert sorted(data.train.load(row)[0, 0, 0] for row in range(5)) == [*range(5)]
+    assert sorted(data.train.read(row)[0, 0, 0] for row in range(5)) == [*range(5)]
     os.mkdir(os.fsencode(root / "train") + b"/\xff")
     with pytest.raises(ValueError, match=r"\\xff'.*UTF-8"):
         by_name.load("image_folder", path=str(root))
@@ -81,9 +81,9 @@ def test_a_pipe_among_the_images(tmp_path):
     root = folders(tmp_path / "set")
     os.mkfifo(root / "train" / "class0" / "pipe.jpg")
     data = by_name.load("image_folder", path=str(root))
-    row = [data.train.load.name(i)[-8:] for i in range(6)].index("pipe.jpg")
+    row = [data.train.reader.name(i)[-8:] for i in range(6)].index("pipe.jpg")
     with pytest.raises(decode.Unreadable, match="pipe.jpg"):
-        data.train.load(row)
+        data.train.read(row)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_file_or_link_of_another_kind_is_said_when_it_is_read(tmp_path):
     reader = readers.of_files(str(tmp_path), [b"a.png", b"b.png"], how)
     for row in range(2):
         with pytest.raises(decode.Unreadable, match=f"{'ab'[row]}.png"):
-            reader(row)
+            reader.read(row)
 
 
 # Sizes
@@ -191,10 +191,10 @@ def test_the_limit_on_pixels_is_an_option_of_the_source(decoder, tmp_path):
     image(tmp_path / "a" / "y.png", size=(10, 20), value=1)
     load = {"path": str(tmp_path), "test": 0.0, "decoder": decoder}
     data = by_name.load("image_folder", **load, max_pixels=200)
-    assert data.train.load(0).shape == (10, 20, 3)
+    assert data.train.read(0).shape == (10, 20, 3)
     data = by_name.load("image_folder", **load, max_pixels=199)
     with pytest.raises(decode.Unreadable, match=r"10 x 20 pixels.*max_pixels=199"):
-        data.train.load(0)
+        data.train.read(0)
 
 
 def test_a_line_of_pixels_is_not_blown_up(tmp_path):
@@ -203,7 +203,7 @@ def test_a_line_of_pixels_is_not_blown_up(tmp_path):
     image(tmp_path / "a" / "x.png", size=(1, 70_000))
     data = by_name.load("image_folder", path=str(tmp_path), test=0.0, size=64)
     with pytest.raises(decode.Unreadable, match=r"x.png.*1 x 70000"):
-        data.train.load(0)
+        data.train.read(0)
 
 
 def npy(shape, dtype="|u1", data=b""):

@@ -85,7 +85,7 @@ def check(data, pixels=PIXELS, labels=LABELS):
         assert part.label.tolist() == labels[rows].tolist()
         images = part.images
         if images is None:
-            images = [part.load(row) for row in range(len(part.label))]
+            images = [part.read(row) for row in range(len(part.label))]
         np.testing.assert_array_equal(images, pixels[rows])
 
 
@@ -108,9 +108,9 @@ def test_arrow_files(tmp_path):
     data = load(saved(tmp_path / "pets"))
     check(data)
     assert data.name == "pets" and data.class_names == NAMES
-    assert data.decoder == "pillow" and data.train.load.channels == 3
-    again = pickle.loads(pickle.dumps(data.train.load))  # as a worker gets it
-    np.testing.assert_array_equal(again(3), PIXELS[3])
+    assert data.decoder == "pillow" and data.train.reader.channels == 3
+    again = pickle.loads(pickle.dumps(data.train.reader))  # as a worker gets it
+    np.testing.assert_array_equal(again.read(3), PIXELS[3])
     assert "data-00001-of-00002.arrow (row 1)" in again.name(3)
     assert again.raw(3) == encoded(PIXELS[3])
     # A single split has a name of its own, or is the train split.
@@ -129,14 +129,14 @@ def test_options_reach_the_rows(tmp_path):
     held = load(root, test_split=None, validation_split="test")
     assert held.test is None and len(held.validation.label) == 2
     grey = load(root, channels=1)
-    assert grey.train.load(0).shape == (6, 5, 1)
+    assert grey.train.read(0).shape == (6, 5, 1)
     unlabelled = load(root, label_key=None)
     assert unlabelled.class_names == () and {*unlabelled.train.label.tolist()} == {-1}
     (tmp_path / "names").write_text("cat\nant\n")
     some = load(root, classes=str(tmp_path / "names"))
     assert some.class_names == ("cat", "ant")
     assert some.train.label.tolist() == [1, 0, 1]
-    np.testing.assert_array_equal(some.train.load(1), PIXELS[2])
+    np.testing.assert_array_equal(some.train.read(1), PIXELS[2])
     for options, words in (
         ({"train_split": "all"}, r"train_split='all'.*\['test', 'train'\]"),
         ({"validation_split": "val"}, "validation_split='val'"),
@@ -148,7 +148,7 @@ def test_options_reach_the_rows(tmp_path):
         ({"decoder": "turbo"}, "decoder='turbo'"),
     ):
         with pytest.raises(ValueError, match=words):
-            load(root, **options).train.load(0)
+            load(root, **options).train.read(0)
 
 
 def test_a_set_that_is_written_anew_is_read_anew(tmp_path):
@@ -206,7 +206,7 @@ def test_images_of_every_kind(kind, tmp_path):
     (tmp_path / "a/dataset_dict.json").write_text(json.dumps({"splits": [*ROWS]}))
     check(load(tmp_path / "a"))
     check(load(tmp_path / "b"))
-    raw = load(tmp_path / "a").train.load.raw(1)
+    raw = load(tmp_path / "a").train.reader.raw(1)
     assert raw == encoded(PIXELS[1])
 
 
@@ -226,7 +226,7 @@ def test_images_that_are_none(image, kind, tmp_path):
     write_arrow(tmp_path, made, parts=1)
     data = load(tmp_path, test_split=None, channels=1, max_pixels=8)
     with pytest.raises(decode.Unreadable, match=r"\(row 0\)"):
-        data.train.load(0)
+        data.train.read(0)
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_offsets_that_lead_out_of_the_file(tmp_path):
     file.unlink()
     file.write_bytes(data.replace(offsets.tobytes(), wrong))
     with pytest.raises(ValueError, match=r"arrow"):
-        load(tmp_path, test_split=None).train.load(0)
+        load(tmp_path, test_split=None).train.read(0)
 
 
 def test_labels_that_are_none(tmp_path):
@@ -422,7 +422,7 @@ def test_what_the_real_library_saves(tmp_path):
     assert own_images.make_section(tmp_path / "some")["test"] == 0.2
     some = load(tmp_path / "some", test_split=None).train
     assert some.label.tolist() == LABELS[[4, 0, 2]].tolist()
-    np.testing.assert_array_equal(some.load(1), PIXELS[0])
+    np.testing.assert_array_equal(some.read(1), PIXELS[0])
 
 
 @pytest.mark.parametrize(

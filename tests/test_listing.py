@@ -28,7 +28,7 @@ def load(root, **options):
 
 
 def read(data):
-    return [data.train.load.name(row) for row in range(len(data.train.label))]
+    return [data.train.reader.name(row) for row in range(len(data.train.label))]
 
 
 def test_folders_of_systems_are_left_out(tmp_path):
@@ -146,9 +146,9 @@ def test_a_random_tree_is_read_as_it_is_or_refused_by_name(number, tmp_path):
         assert names[data.train.label[row]] == classes[number]
         if state == "damaged":
             with pytest.raises(decode.Unreadable, match=re.escape(name)):
-                data.train.load(row)
+                data.train.read(row)
         else:
-            image = data.train.load(row).astype(int)
+            image = data.train.read(row).astype(int)
             assert image.shape[2] == 3 and np.abs(image - level).max() <= 4, name
     said = " ".join(data.notes)
     assert all(ending in said for ending in left_out)

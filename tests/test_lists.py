@@ -68,13 +68,13 @@ def test_domains_labels_files_and_names(root):
         assert examples.domain.tolist() == [0] * len(one) + [1] * len(two)
         assert examples.label.dtype == examples.domain.dtype == np.int32
         for row, domain in enumerate(examples.domain):
-            name = examples.load.name(row)
+            name = examples.reader.name(row)
             label = NAMES[examples.label[row]]
             want = f"{data.domain_names[domain]}/{label}/{split} "
             assert name.startswith(str(root / want))
             with Image.open(name) as image:
-                assert examples.load(row).shape == (image.height, image.width, 3)
-                difference = examples.load(row).astype(int) - np.asarray(image)
+                assert examples.read(row).shape == (image.height, image.width, 3)
+                difference = examples.read(row).astype(int) - np.asarray(image)
             assert abs(difference).max() <= 2
     sized = load(root, domains=["photo"], size=8, resident=True, channels=1)
     assert sized.train.images.shape == (6, 8, 8, 1)
@@ -140,9 +140,9 @@ def test_one_train_and_one_test_list_elsewhere(root, tmp_path):
     assert data.domain_names == ("all",)
     assert data.train.label.tolist() == [0, 2, 2] and data.test.label.tolist() == [1]
     assert data.class_names == ("apple", "1", "plum")  # 1 is not in train
-    shapes = [data.train.load(row).shape for row in range(3)]
+    shapes = [data.train.read(row).shape for row in range(3)]
     assert shapes == [(20, 30, 3), (21, 29, 3), (22, 28, 3)]
-    assert data.test.load.name(0) == str(root / "sketch/big pear/test 0.jpg")
+    assert data.test.reader.name(0) == str(root / "sketch/big pear/test 0.jpg")
     held = load(root, domains=["photo", "sketch"], validation=0.4, seed=1)
     kinds = list(zip(held.validation.label, held.validation.domain, strict=True))
     assert sorted(kinds) == [(0, 0), (0, 1), (1, 1), (2, 0), (2, 1)]
@@ -171,7 +171,7 @@ def test_missing_images_are_errors_at_once_or_replaced(root, tmp_path):
         load(root, **options)
     data = read(root, **options)
     with pytest.warns(UserWarning, match="none.jpg.*used .*train 0.jpg in its place"):
-        assert data.train.load(0).shape == (20, 30, 3)
+        assert data.train.read(0).shape == (20, 30, 3)
     assert stream.count_rows(data.train) == 2
     # An image that goes later is an error when it is read.
     late = tmp_path / "late" / "1.jpg"
@@ -181,7 +181,7 @@ def test_missing_images_are_errors_at_once_or_replaced(root, tmp_path):
     data = load(tmp_path, **options)
     late.unlink()
     with pytest.raises(decode.Unreadable, match="late/1.jpg"):
-        data.train.load(0)
+        data.train.read(0)
     assert read(tmp_path, **options).train.label.tolist() == [0, 0]
 
 
@@ -247,7 +247,7 @@ def test_imagenet_lt_has_the_classes_of_the_folders(imagenet):
         assert examples.images.shape == (3, 8, 8, 3)
     # The same label for the same file.
     lines = (imagenet / "lt" / "ImageNet_LT_train.txt").read_text().split("\n")[:-1]
-    rows = {whole.train.load.name(row): row for row in range(18)}
+    rows = {whole.train.reader.name(row): row for row in range(18)}
     found = [rows[str(imagenet / line.split()[0])] for line in lines]
     assert whole.train.label[found].tolist() == data.train.label.tolist()
     values = [60, 30, 31, 0, 1, 2, 3]  # grey levels, as drawn above

@@ -35,7 +35,7 @@ def test_folders_with_equal_names_sizes_and_times_have_their_own_pixels(
             os.utime(tmp_path / root / name, (1_700_000_000,) * 2)
     for root, level in (("a", 10), ("b", 200)):
         train = load(tmp_path / root, **options).train
-        image = train.load(0) if train.images is None else train.images[0]
+        image = train.read(0)
         assert (image == level).all()
 
 
@@ -47,9 +47,9 @@ def test_sixteen_bit_greys_keep_256_levels_or_are_refused(tmp_path, bits):
         save(tmp_path / name / "0.png", ramp)
     if bits > 8:  # one image does not tell how many bits the others use
         with pytest.raises(decode.Unreadable, match=r"0\.png.*config\.data\.bits"):
-            load(tmp_path).train.load(0)
+            load(tmp_path).train.read(0)
     told = {"bits": bits} if bits > 8 else {}
-    image = load(tmp_path, channels=1, **told).train.load(0)
+    image = load(tmp_path, channels=1, **told).train.read(0)
     np.testing.assert_array_equal(np.unique(image), np.arange(256))
 
 
@@ -115,7 +115,7 @@ def test_files_that_are_no_image_are_named(tmp_path):
         (tmp_path / "a").mkdir(exist_ok=True)
         (tmp_path / "a" / "0.jpg").write_bytes(data)
         with pytest.raises(decode.Unreadable, match=r"0\.jpg"):
-            load(tmp_path).train.load(0)
+            load(tmp_path).train.read(0)
 
 
 def test_one_image_of_a_class_stays_a_train_row(tmp_path):

@@ -3,7 +3,6 @@ import itertools
 import shutil
 import threading
 import time
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -12,25 +11,26 @@ from PIL import Image
 from helpers.crops import check_boxes
 from jaxcl.data import stream
 from jaxcl.data.feed import prefetch
-from jaxcl.data.images import crops, decode
+from jaxcl.data.images import crops, decode, readers
 from jaxcl.data.sources import by_name
 
 
-class Made(NamedTuple):
+def lazy(n=23, bad_row=-1):
     """Images of differing size, a function of the row."""
 
-    bad_row: int = -1
-
-    def __call__(self, row):
-        if row == self.bad_row:
+    def read(row):
+        if row == bad_row:
             raise ValueError(f"row {row} is bad")
         rng = np.random.default_rng(row)
         return rng.integers(0, 256, (20 + row % 7, 30 - row % 5, 3), np.uint8)
 
+    return function_rows(read, n)
 
-def lazy(n=23, **options):
+
+def function_rows(read, n):
     label = (np.arange(n) % 5).astype(np.int32)
-    return stream.Examples(label, np.zeros_like(label), load=Made(**options))
+    reader = readers.FunctionRows(read, n, "made")
+    return stream.Examples(label, np.zeros_like(label), reader=reader)
 
 
 def in_memory(n=23):
@@ -85,7 +85,7 @@ def expected_crops(data, crop, views):
         for i, row in enumerate(plan[step]):
             seed = [PLAN["seed"], PLAN["task"], epoch, within * 4 + i + 1]
             rng = np.random.default_rng(seed)
-            image = data.examples.load(int(row))
+            image = data.examples.read(row)
             images.append([crop(image, rng) for _ in range(views)])
         yield {
             "image": np.array(images),
@@ -133,13 +133,13 @@ def test_workers_change_nothing(workers):
 def test_as_many_images_are_read_at_once_as_there_are_workers():
     together, begun = threading.Barrier(3, timeout=30), []
 
-    def load(row):  # cannot be pickled: it is read in this process
+    def read(row):  # cannot be pickled: it is read in this process
         begun.append(row)
         if row < 3:  # of one batch: its images do not wait for each other
             together.wait()
         return np.full((8, 8, 3), row, np.uint8)
 
-    examples = lazy(n=60)._replace(load=load)
+    examples = function_rows(read, 60)
     made = prefetch.evaluation_batches(examples, np.arange(60), 4, workers=3)
     first = next(made)
     assert first["image"][:, 0, 0, 0].tolist() == [0, 1, 2, 3]
@@ -199,7 +199,7 @@ def test_evaluation_crop():
     examples = lazy()
     (batch,) = prefetch.evaluation_batches(examples, np.arange(3), 3, crop=crop)
     for row in range(3):
-        image = Image.fromarray(examples.load(row))
+        image = Image.fromarray(examples.read(row))
         width, height = image.size  # 30 - row, 20 + row
         long = int(10 * width / height)
         small = np.asarray(image.resize((long, 10), Image.BICUBIC))
@@ -314,8 +314,8 @@ def test_images_that_stay_in_memory_are_decoded_once(tmp_path):
     whole = list(prefetch.batches(data, **options))
     shutil.rmtree(tmp_path / "class0")  # nothing is read again
     check_equal(prefetch.batches(data, **options), whole)
-    load = data.examples.load
-    assert len(load.cache) == 8
-    other = data.examples._replace(load=load._replace(cache=None))
+    reader = data.examples.reader
+    assert len(reader.cache) == 8
+    other = data.examples._replace(reader=reader.uncached())
     with pytest.raises(decode.Unreadable):  # or they would not be equal by chance
         list(prefetch.batches(source(other, range(8)), **options))

@@ -28,9 +28,7 @@ def encoded(number, kind="png"):
 
 
 def rows_of(examples):
-    if examples.images is not None:
-        return list(examples.images)
-    return [examples.load(row) for row in range(len(examples.label))]
+    return [examples.read(row) for row in range(len(examples.label))]
 
 
 def check_equal(one, two):
@@ -68,7 +66,7 @@ def test_a_folder_comes_back_with_its_bytes_splits_and_names(folder, shards):
         other = stream.splits_of(there)[split]
         check_equal(examples, other)
         for row in range(len(examples.label)):
-            assert examples.load.raw(row) == other.load.raw(row)
+            assert examples.reader.raw(row) == other.reader.raw(row)
 
 
 def test_shards_are_full_and_equal_sets_have_equal_bytes(folder, tmp_path):
@@ -137,7 +135,7 @@ def test_shards_of_others_are_read_and_indexed_once(tmp_path, monkeypatch):
         assert data.train.label.tolist() == [0, 1, 2, 0, 1, 2, 0]
         assert data.test.label.tolist() == [1, 2]
         for row in range(7):
-            np.testing.assert_array_equal(data.train.load(row), pixels(row))
+            np.testing.assert_array_equal(data.train.read(row), pixels(row))
         assert "9 members .seg.json" in data.notes[0]
         monkeypatch.setattr(shard_files, "scan_shards", None)  # not a second time
 
@@ -159,13 +157,13 @@ def test_a_changed_byte_is_named_or_another_image_takes_its_place(shards, tmp_pa
     whole[offset + 40] ^= 1
     path.write_bytes(whole)
     with pytest.raises(decode.Unreadable, match=r"train-000000\.tar \(image 2\)"):
-        by_name.load("shards", path=str(here), size=8).train.load(2)
+        by_name.load("shards", path=str(here), size=8).train.read(2)
     kept = by_name.load("shards", path=str(here), size=8, on_corrupt="skip")
     with pytest.warns(UserWarning, match="image 2"):
-        image = kept.train.load(2)
+        image = kept.train.read(2)
     alike = np.flatnonzero(data.train.label == data.train.label[2])
     other = alike[list(alike).index(2) + 1]
-    np.testing.assert_array_equal(image, kept.train.load(int(other)))
+    np.testing.assert_array_equal(image, kept.train.read(int(other)))
 
 
 def wrong(folder, what):

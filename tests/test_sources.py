@@ -36,9 +36,7 @@ def splits(data):
 
 
 def pixels(examples):
-    if examples.images is not None:
-        return examples.images
-    return np.stack([examples.load(i) for i in range(len(examples.label))])
+    return np.stack([examples.read(i) for i in range(len(examples.label))])
 
 
 # --- splits
@@ -361,9 +359,9 @@ def test_convert_then_arrays(tmp_path):
     mapped = by_name.load("arrays", path=out, resident=False, validation=0.4, seed=2)
     assert mapped.train.images is None
     same(splits(mapped), splits(by_name.load("npz", path=path, validation=0.4, seed=2)))
-    copied = pickle.dumps(mapped.train.load)
+    copied = pickle.dumps(mapped.train.reader)
     assert len(copied) < 2000  # the path, not the pixels
-    np.testing.assert_array_equal(pickle.loads(copied)(1), mapped.train.load(1))
+    np.testing.assert_array_equal(pickle.loads(copied).read(1), mapped.train.read(1))
 
     assert cli.main(["convert", path, out]) == 2
     images = np.load(tmp_path / "out" / "train_images.npy")
@@ -466,11 +464,11 @@ def test_folder_with_train_and_test(tmp_path):
     assert data.test.label.tolist() == [0, 1, 2, 2]
     assert data.validation is None and data.decoder in ("cv2", "pillow")
     np.testing.assert_array_equal(
-        data.train.load(4), read(tmp_path / "train/b/001.png")
+        data.train.read(4), read(tmp_path / "train/b/001.png")
     )
-    np.testing.assert_array_equal(data.test.load(3), read(tmp_path / "val/c/001.png"))
+    np.testing.assert_array_equal(data.test.read(3), read(tmp_path / "val/c/001.png"))
     np.testing.assert_array_equal(
-        pickle.loads(pickle.dumps(data.test.load))(0), data.test.load(0)
+        pickle.loads(pickle.dumps(data.test.reader)).read(0), data.test.read(0)
     )
     # A class list keeps its order, and leaves the rest out of every split.
     (tmp_path / "keep.txt").write_text("c\n\nb\n")
@@ -479,7 +477,7 @@ def test_folder_with_train_and_test(tmp_path):
     assert data.class_names == ("c", "b")
     assert data.train.label.tolist() == [0, 1, 1, 1]
     assert data.test.label.tolist() == [0, 0, 1]
-    np.testing.assert_array_equal(data.test.load(2), read(tmp_path / "val/b/000.png"))
+    np.testing.assert_array_equal(data.test.read(2), read(tmp_path / "val/b/000.png"))
     # Both val and test: val is validation; an unlabelled test folder is no test.
     (tmp_path / "test").mkdir()
     (tmp_path / "test/x.png").write_bytes(encoded(random_images(1)[0]))
@@ -500,7 +498,7 @@ def test_folder_of_classes_and_of_plain_images(tmp_path):
     other = by_name.load("image_folder", path=path, seed=9, validation=0.25)
     np.testing.assert_array_equal(pixels(other.test), pixels(data.test))
     assert np.bincount(other.validation.label).tolist() == [2, 1]
-    names = [x.load.name(i) for x in splits(other) for i in range(len(x.label))]
+    names = [x.reader.name(i) for x in splits(other) for i in range(len(x.label))]
     assert len(set(names)) == 15
     redrawn = by_name.load("image_folder", path=path, test_seed=1)
     assert (pixels(redrawn.test) != pixels(data.test)).any()
@@ -553,7 +551,7 @@ def test_folder_resident_and_sized(tmp_path):
     path = str(tmp_path)
     lazy = by_name.load("image_folder", path=path)
     whole = by_name.load("image_folder", path=path, resident=True)
-    assert whole.train.load is None and whole.train.images.dtype == np.uint8
+    assert whole.train.images.dtype == np.uint8
     same(splits(whole), splits(lazy))
     (tmp_path / "b" / "odd.png").write_bytes(encoded(random_images(1, 20, 40)[0]))
     options = {"path": path, "resident": True, "test": 0.0}
@@ -582,24 +580,24 @@ def test_folder_corrupt_image(tmp_path):
     options = {"path": str(tmp_path)}
     data = by_name.load("image_folder", **options)
     with pytest.raises(ValueError, match="train/a/001.png"):
-        data.train.load(1)
+        data.train.read(1)
     data = by_name.load("image_folder", **options, on_corrupt="skip")
     with pytest.warns(UserWarning, match="001.png.*used .*a/002.png"):
-        image = data.train.load(1)
+        image = data.train.read(1)
     np.testing.assert_array_equal(image, read(tmp_path / "train/a/002.png"))
     with pytest.warns(UserWarning, match="003.png.*used .*a/000.png"):
-        image = data.train.load(3)  # its class begins again, b does not stand in
+        image = data.train.read(3)  # its class begins again, b does not stand in
     np.testing.assert_array_equal(image, read(tmp_path / "train/a/000.png"))
     (tmp_path / "train/b/001.png").write_bytes(b"")
     with pytest.warns(UserWarning, match="b/001.png.*used .*b/000.png"):
-        data.train.load(5)
+        data.train.read(5)
     (tmp_path / "test/a/000.png").write_bytes(b"")
     with pytest.raises(ValueError, match="class"):
-        data.test.load(0)
+        data.test.read(0)
     data = by_name.load("image_folder", **options)
     (tmp_path / "train/b/000.png").unlink()
     with pytest.raises(ValueError, match="b/000.png"):
-        data.train.load(4)
+        data.train.read(4)
 
 
 def test_folder_errors(tmp_path):
@@ -666,10 +664,10 @@ def test_tfds_tfrecord_is_the_same(array_record, tfrecord):
     want = by_name.load("tfds", path=array_record, **options)
     got = by_name.load("tfds", path=tfrecord, **options)
     same(splits(got), splits(want))
-    copied = pickle.loads(pickle.dumps(got.train.load))
-    np.testing.assert_array_equal(copied(5), want.train.load(5))
+    copied = pickle.loads(pickle.dumps(got.train.reader))
+    np.testing.assert_array_equal(copied.read(5), want.train.read(5))
     whole = by_name.load("tfds", path=tfrecord, **options, resident=True)
-    assert whole.train.load is None
+    assert not whole.train.streams
     same(splits(whole), splits(want))
 
 
@@ -773,10 +771,10 @@ def test_tfds_errors(array_record, tfrecord, tmp_path):
     data = load(str(cut))
     shard.write_bytes(whole.replace(b"IDAT", b"JDAT"))
     with pytest.raises(ValueError, match=r"00001-of-00002 \(place \d+\)"):
-        data.train.load(15)
+        data.train.read(15)
     shard.unlink()
     with pytest.raises(ValueError, match="00001-of-00002"):
-        data.train.load(15)
+        data.train.read(15)
     with pytest.raises(ValueError, match="00001-of-00002"):
         load(str(cut))
     meta = json.loads((cut / "dataset_info.json").read_text())
@@ -844,9 +842,9 @@ def test_a_tfrecord_that_is_damaged_after_the_scan_is_refused(tfrecord, tmp_path
     good[records[2][0] + 12 + records[2][1].index(b"IDAT") + 6] ^= 1
     shard.write_bytes(good)
     with pytest.raises(ValueError, match=shard.name):
-        data.train.load(2)
+        data.train.read(2)
     with pytest.warns(UserWarning, match=shard.name):
-        assert skipping.train.load(2).shape == data.train.load(1).shape
+        assert skipping.train.read(2).shape == data.train.read(1).shape
 
 
 @pytest.mark.parametrize("inner", ["", "train"])

@@ -117,7 +117,7 @@ def check_start(top: sections.TopLevel, plain: dict, train: stream.Examples) -> 
         if train.graphs is not None:
             raise Refused("config.start", start, "it is an encoder of images")
         want = encoder_folder.read_card(start)["input"]["channels"]
-        first = train.load(0) if train.images is None else train.images[0]
+        first = train.read(0)
         if first.shape[-1] != want:
             raise Refused(
                 f"config.start={start!r}: its images have {want} channels, those of "

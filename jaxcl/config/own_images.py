@@ -5,6 +5,7 @@ the bases are those of PNR's scripts for CIFAR; epochs, batch and the rest are o
 choice, argued below and not tuned on any set.
 """
 
+import contextlib
 import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -85,9 +86,11 @@ def summarize(data: Mapping[str, Any]) -> Summary:
         raise Refused("config.data.name", data["name"], "graphs; must be images")
     count = stream.count_rows(train)
     rows = np.unique(np.linspace(0, count - 1, min(count, _SAMPLED)).astype(int))
-    loaded = (_load_image(train, row) for row in rows)
-    sampled = [image for image in loaded if image is not None]
-    sampled = sampled or [train.load(0)]  # which says what is wrong with it
+    sampled = []
+    for row in rows:
+        with contextlib.suppress(decode.Unreadable):  # the run reports or skips it
+            sampled.append(train.read(row))
+    sampled = sampled or [train.read(0)]  # which says what is wrong with it
     shapes = {image.shape[:2] for image in sampled}
     side = int(np.median([min(image.shape[:2]) for image in sampled]))
     mean, std = _compute_moments(sampled)
@@ -97,7 +100,7 @@ def summarize(data: Mapping[str, Any]) -> Summary:
         rows=count,
         side=side,
         square=shapes == {(side, side)},
-        streams=train.images is None,
+        streams=train.streams,
         mean=mean,
         std=std,
         labelled=int((train.label >= 0).sum()),
@@ -115,16 +118,6 @@ def read_images(data: Mapping[str, Any]) -> stream.Dataset:
     """
     make, options = lookup.find_function(by_name.SOURCES, data, "config.data")
     return make(**schema.options(make, options, "config.data"))
-
-
-def _load_image(train, row) -> np.ndarray | None:
-    """Load an image; None for an unreadable file, which the run will report or skip."""
-    if train.images is not None:
-        return train.images[row]
-    try:
-        return train.load(row)
-    except decode.Unreadable:
-        return None
 
 
 def _compute_moments(images) -> tuple[tuple[float, ...], tuple[float, ...]]:

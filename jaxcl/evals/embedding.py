@@ -330,7 +330,7 @@ def make_embedder(
                     features = jnp.zeros(shape, blank.dtype, device=everywhere)
                 features = program(state, batch, features, np.int32(i * batch_size))
                 # Wait, or images pile up on a device that is slower than the workers.
-                if examples.load is not None and i % 4 == 3:
+                if examples.streams and i % 4 == 3:
                     jax.block_until_ready(features)
         return features[: len(rows)]
 

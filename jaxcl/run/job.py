@@ -263,7 +263,7 @@ def _example(method: core.Method, data: Data) -> dict:
     if data.resident:
         images = np.asarray(examples.images[:1])
     else:
-        first = examples.load(0) if examples.images is None else examples.images[0]
+        first = examples.read(0)
         size, channels = data.crop.size, first.shape[-1]
         images = np.zeros((1, data.views, size, size, channels), np.uint8)
     label, index = np.asarray(examples.label[:1]), np.zeros(1, np.int32)

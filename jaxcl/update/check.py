@@ -235,8 +235,7 @@ def _draw_images(examples, rows, path) -> None:
     across = int(np.ceil(np.sqrt(len(rows))))
     sheet = Image.new("RGB", (across * _SIDE, -(-len(rows) // across) * _SIDE))
     for place, row in enumerate(rows):
-        pixels = examples.load(row) if examples.images is None else examples.images[row]
-        pixels = np.asarray(pixels)
+        pixels = np.asarray(examples.read(row))
         if pixels.dtype != np.uint8:
             return  # features
         image = Image.fromarray(plots.to_rgb(pixels)).resize((_SIDE, _SIDE))
@@ -246,8 +245,7 @@ def _draw_images(examples, rows, path) -> None:
 
 
 def _name_row(examples, row) -> str:
-    load = examples.load if examples.origin is None else examples.origin
-    return load.name(row) if hasattr(load, "name") else f"row {row}"
+    return f"row {row}" if examples.reader is None else examples.reader.name(row)
 
 
 def _check_accuracy(run, current, test, run_config, folder, limit, confidence) -> dict:

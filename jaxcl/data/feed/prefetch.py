@@ -2,9 +2,9 @@
 
 import collections
 import concurrent.futures
+import contextlib
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import NamedTuple
 
 import numpy as np
 
@@ -30,71 +30,6 @@ def _own_places(batch_size: int, index: int, count: int) -> np.ndarray:
     return index * size + np.arange(size)
 
 
-class _TrainBatch(NamedTuple):
-    """Reads this process's share of a step of the schedule."""
-
-    examples: stream.Examples
-    plan: stream.Schedule
-    places: np.ndarray  # of each batch that this process reads
-    crop: crops.RandomCrop | crops.CenterCrop | None
-    views: int
-
-    def rows(self, step: int) -> np.ndarray:
-        """List the rows of a step, i32[b]."""
-        return self.plan[step][self.places]
-
-    def read_image(self, step: int, number: int, row: int) -> np.ndarray:
-        """Return the views of image `number` of a step; without a crop, the image."""
-        image = _load_image(self.examples, row)
-        if self.crop is None:
-            return image
-        epoch, within = divmod(step, self.plan.steps_per_epoch)
-        # From 1, since NumPy pads seeds with zeros: with a last 0 the seed would be
-        # that of the epoch's order.
-        place = within * self.plan.batch_size + int(self.places[number]) + 1
-        rng = np.random.default_rng([self.plan.seed, self.plan.task, epoch, place])
-        return np.stack([self.crop(image, rng) for _ in range(self.views)])
-
-    def stack(self, step: int, rows: np.ndarray, images: list) -> dict[str, np.ndarray]:
-        """Make the batch of a step from its images."""
-        return _stack_batch(self.examples, rows, images)
-
-
-class _EvalBatch(NamedTuple):
-    """Reads this process's share of a batch of the padded rows."""
-
-    examples: stream.Examples
-    rows_in_order: np.ndarray
-    places: np.ndarray  # of each batch that this process reads
-    batch_size: int
-    crop: crops.CenterCrop | None
-
-    def rows(self, step: int) -> np.ndarray:
-        """List the rows of a batch, i32[b]; those beyond the last repeat it."""
-        return self.rows_in_order[np.minimum(self._numbers(step), self._last)]
-
-    def read_image(self, step: int, number: int, row: int) -> np.ndarray:
-        """Return an image of a batch, cropped if it is to be."""
-        image = _load_image(self.examples, row)
-        return image if self.crop is None else self.crop(image)
-
-    def stack(self, step: int, rows: np.ndarray, images: list) -> dict[str, np.ndarray]:
-        """Make a batch from its images."""
-        mask = (self._numbers(step) <= self._last).astype(np.float32)
-        return _stack_batch(self.examples, rows, images) | {"mask": mask}
-
-    def _numbers(self, step):
-        return step * self.batch_size + self.places
-
-    @property
-    def _last(self):
-        return len(self.rows_in_order) - 1
-
-
-def _load_image(examples, row) -> np.ndarray:
-    return examples.load(int(row)) if examples.images is None else examples.images[row]
-
-
 def _stack_batch(examples, rows, images) -> dict[str, np.ndarray]:
     """Stack a batch of images, which must be of one size."""
     for row, image in zip(rows, images, strict=True):
@@ -113,33 +48,40 @@ _WAITING = 64  # threads that read from a bucket, where an image is mostly a wai
 
 
 def _read_in_threads(
-    reader: _TrainBatch | _EvalBatch, steps: Iterable[int], workers: int
+    examples: stream.Examples,
+    rows_of: Callable[[int], np.ndarray],
+    read_image: Callable[[int, int, int], np.ndarray],
+    steps: Iterable[int],
+    workers: int,
 ) -> Generator[dict[str, np.ndarray], None, None]:
     """Yield the batches of the steps, in order.
 
     All threads work at the images of one batch, then of the next, at most one batch and
     `workers` images ahead. Decoders of images release the GIL, so threads use all
     cores, and nothing is copied from another process.
+
+    Args:
+      rows_of: function of a step, which returns this process's rows of its batch.
+      read_image: function of a step, a number in these rows, and the row there.
     """
-    count = workers or _count_threads(reader.examples)
-    ahead = 2 + count // len(reader.places)
+    count = workers or _count_threads(examples)
     pool = concurrent.futures.ThreadPoolExecutor(count)
     waiting: collections.deque = collections.deque()
 
-    def stack(step, rows, images):
-        return reader.stack(step, rows, [image.result() for image in images])
+    def stack(rows, images):
+        return _stack_batch(examples, rows, [image.result() for image in images])
 
     try:
         for step in steps:
             # Threads take tasks in turn: that of the whole batch waits for images that
             # others have begun.
-            rows = reader.rows(step)
+            rows = rows_of(step)
             images = [
-                pool.submit(reader.read_image, step, number, int(row))
+                pool.submit(read_image, step, number, int(row))
                 for number, row in enumerate(rows)
             ]
-            waiting.append(pool.submit(stack, step, rows, images))
-            if len(waiting) == ahead:
+            waiting.append(pool.submit(stack, rows, images))
+            if len(waiting) == 2 + count // len(rows):
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
@@ -149,8 +91,7 @@ def _read_in_threads(
 
 def _count_threads(examples: stream.Examples) -> int:
     """Choose how many threads read images: one a core, more from a bucket."""
-    name = getattr(examples.load, "name", None)  # a user's own reader may have none
-    if name is not None and storage.in_bucket(name(0)):
+    if examples.streams and storage.in_bucket(examples.reader.name(0)):
         return _WAITING
     return min(_READERS, os.cpu_count() or 1)
 
@@ -202,8 +143,23 @@ def batches(
         if source.examples.images is None:
             raise Refused("resident = True: this set is read row by row; set False")
         return ({"index": plan[step][places]} for step in steps)
-    reader = _TrainBatch(source.examples, plan, places, _with_decoder(crop), views)
-    return _read_in_threads(reader, steps, workers)
+    examples, crop = source.examples, _with_decoder(crop)
+
+    def read_image(step, number, row):
+        image = examples.read(row)
+        if crop is None:
+            return image
+        epoch, within = divmod(step, plan.steps_per_epoch)
+        # From 1, since NumPy pads seeds with zeros: with a last 0 the seed would be
+        # that of the epoch's order.
+        place = within * batch_size + int(places[number]) + 1
+        rng = np.random.default_rng([seed, task, epoch, place])
+        return np.stack([crop(image, rng) for _ in range(views)])
+
+    def rows_of(step):
+        return plan[step][places]
+
+    return _read_in_threads(examples, rows_of, read_image, steps, workers)
 
 
 def evaluation_batches(
@@ -223,8 +179,22 @@ def evaluation_batches(
     """
     rows = np.asarray(rows, np.int32)
     places = _own_places(batch_size, process_index, process_count)
-    reader = _EvalBatch(examples, rows, places, batch_size, _with_decoder(crop))
-    return _read_in_threads(reader, range(-(-len(rows) // batch_size)), workers)
+    steps, crop = range(-(-len(rows) // batch_size)), _with_decoder(crop)
+
+    def read_image(step, number, row):
+        image = examples.read(row)
+        return image if crop is None else crop(image)
+
+    def rows_of(step):
+        return rows[np.minimum(step * batch_size + places, len(rows) - 1)]
+
+    def add_masks(batches):
+        with contextlib.closing(batches):
+            for step, batch in enumerate(batches):
+                mask = step * batch_size + places < len(rows)
+                yield batch | {"mask": mask.astype(np.float32)}
+
+    return add_masks(_read_in_threads(examples, rows_of, read_image, steps, workers))
 
 
 def run_ahead(iterator: Iterator, place: Callable, *, depth: int = 2) -> Generator:

@@ -1,12 +1,13 @@
 """Read images row by row: of files, of arrays, of one split."""
 
 import contextlib
+import dataclasses
 import functools
 import math
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -14,8 +15,60 @@ from jaxcl import storage
 from jaxcl.data.images import array_files, decode
 
 
-class FileRows(NamedTuple):
-    """A reader of images in files; it is called with a row, and returns u8[h, w, C]."""
+@runtime_checkable
+class Rows(Protocol):
+    """Images that are read row by row, by several threads at once."""
+
+    @property
+    def channels(self) -> int | None:
+        """Number of channels C; None if only reading an image would tell."""
+        return None
+
+    def __len__(self) -> int: ...
+
+    def read(self, row: int) -> np.ndarray:
+        """Read an image, u8[h, w, C]."""
+
+    def name(self, row: int) -> str:
+        """Return where a row comes from; no two rows have one name."""
+
+    def raw(self, row: int) -> bytes:
+        """Return bytes that identify an image: encoded, or shape and pixels."""
+        image = np.ascontiguousarray(self.read(row))
+        return repr(image.shape).encode() + image.tobytes()
+
+    def files_of_rows(self) -> tuple[Sequence[str], np.ndarray] | None:
+        """Return all files, and the number of each row's file; None: no files."""
+        return None
+
+    def take(self, rows: np.ndarray) -> "SplitRows":
+        """Return the images at `rows`, renumbered from 0."""
+        return SplitRows(self, rows)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FunctionRows(Rows):
+    """Images that a function makes."""
+
+    function: Callable[[int], np.ndarray]  # row -> u8[h, w, C]
+    count: int
+    origin: str  # what has the rows, for their names
+
+    def __len__(self) -> int:
+        return self.count
+
+    def read(self, row: int) -> np.ndarray:
+        """Make an image."""
+        return self.function(row)
+
+    def name(self, row: int) -> str:
+        """Return the origin and the number of a row."""
+        return f"{self.origin} (row {row})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FileRows(Rows):
+    """Images in files."""
 
     files: Sequence[str | bytes] | np.ndarray  # paths, relative to root
     which: np.ndarray  # i[N], number of each row's file
@@ -26,15 +79,18 @@ class FileRows(NamedTuple):
     unit: str = ""  # of a place, for messages; "": a file is one image
     root: str = ""
 
-    def __call__(self, row: int) -> np.ndarray:
-        """Read and decode one image."""
+    def __len__(self) -> int:
+        return len(self.which)
+
+    def read(self, row: int) -> np.ndarray:
+        """Read and decode an image."""
         image = self._fetched(row)
         if isinstance(image, np.ndarray):
             return image
         return self.decoding(image, self.name(row))
 
     def raw(self, row: int) -> bytes:
-        """Return bytes that identify an image: encoded, or its pixels."""
+        """Return an image's encoded bytes, or its pixels."""
         data = self._fetched(row)
         return data if isinstance(data, bytes) else data.tobytes()
 
@@ -53,17 +109,17 @@ class FileRows(NamedTuple):
         return os.path.join(self.root, os.fsdecode(self.files[number]))
 
     def name(self, row: int) -> str:
-        """Return where a row comes from, for messages."""
+        """Return where a row comes from."""
         path = self.path(self.which[row])
         return f"{path} ({self.unit} {self.place[row]})" if self.unit else path
 
     def files_of_rows(self) -> tuple[list[str], np.ndarray]:
-        """Return all files, and the number of the file of each row, i64[N]."""
+        """Return all files, and the number of each row's file."""
         return [self.path(x) for x in range(len(self.files))], self.which
 
     @property
     def channels(self) -> int:
-        """The number of channels C of the images."""
+        """The number of channels C."""
         return self.decoding.channels
 
 
@@ -115,18 +171,22 @@ def _fetch_held(images, path, row) -> np.ndarray:
 _SAMPLED = 8  # images from which the size of all is estimated
 
 
-class SplitRows(NamedTuple):
-    """A reader of one split, row by row: row -> u8[h,w,C]."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class SplitRows(Rows):
+    """Some rows of a set, cropped, and kept in memory once they are read."""
 
-    read: Any  # a FileRows, or another record with its methods
-    rows: np.ndarray  # i64[N], rows of `read`
+    reader: Rows  # of the set
+    rows: np.ndarray  # i64[N], rows of `reader`
     crop: Callable | None = None  # a crops.CenterCrop for every image
     # Classes and domains, if unreadable images are to be replaced; else None.
     label: np.ndarray | None = None
     domain: np.ndarray | None = None
     cache: dict[int, np.ndarray] | None = None  # decoded images; None: too many
 
-    def __call__(self, row: int) -> np.ndarray:
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def read(self, row: int) -> np.ndarray:
         """Read an image; if it is unreadable, warn and read another.
 
         The substitute is the next readable row of the same class and domain,
@@ -155,7 +215,7 @@ class SplitRows(NamedTuple):
         source_row = int(self.rows[row])
         if self.cache is not None and source_row in self.cache:
             return self.cache[source_row]
-        image = self.read(source_row)
+        image = self.reader.read(source_row)
         if self.crop is not None:
             try:
                 image = self.crop(image)
@@ -174,27 +234,32 @@ class SplitRows(NamedTuple):
         return float(np.mean(sizes)) if sizes else math.inf
 
     def take(self, rows: np.ndarray) -> "SplitRows":
-        """Return the loader of the images at `rows`, renumbered from 0."""
-        return self._replace(
+        """Return the images at `rows`, renumbered from 0."""
+        return dataclasses.replace(
+            self,
             rows=self.rows[rows],
             label=None if self.label is None else self.label[rows],
             domain=None if self.domain is None else self.domain[rows],
         )
 
+    def uncached(self) -> "SplitRows":
+        """Return the same rows, which every reading decodes."""
+        return dataclasses.replace(self, cache=None)
+
     def name(self, row: int) -> str:
-        """Return where a row comes from, for messages."""
-        return self.read.name(int(self.rows[row]))
+        """Return where a row comes from."""
+        return self.reader.name(int(self.rows[row]))
 
     def raw(self, row: int) -> bytes:
-        """Read bytes that identify an image, without decoding it."""
-        return self.read.raw(int(self.rows[row]))
+        """Return bytes that identify an image."""
+        return self.reader.raw(int(self.rows[row]))
 
-    def files_of_rows(self) -> tuple[Sequence[str], np.ndarray]:
-        """Return all files, and the number of the file of each row, i64[N]."""
-        names, which = self.read.files_of_rows()
-        return names, which[self.rows]
+    def files_of_rows(self) -> tuple[Sequence[str], np.ndarray] | None:
+        """Return all files, and the number of each row's file."""
+        files = self.reader.files_of_rows()
+        return files and (files[0], files[1][self.rows])
 
     @property
     def channels(self) -> int | None:
-        """The number of channels C; None if only reading an image would tell."""
-        return self.read.channels
+        """The number of channels C."""
+        return self.reader.channels

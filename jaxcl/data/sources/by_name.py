@@ -4,13 +4,15 @@ Every source takes `validation`, the share of each class (and domain) that `seed
 from the train split. The test split never depends on the run's seed.
 """
 
+import dataclasses
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 
 from jaxcl import core, lookup, schema, storage
 from jaxcl.data import stream
+from jaxcl.data.images import readers
 from jaxcl.data.sources import (
     arrays,
     features,
@@ -29,35 +31,44 @@ from jaxcl.data.stream import splits
 from jaxcl.errors import Refused
 
 
-class _Joined(NamedTuple):
-    """Reads rows of several sets, one after another."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class _JoinedRows(readers.Rows):
+    """The rows of several sets, one after another."""
 
-    loads: tuple[Any, ...]  # a readers.SplitRows or readers.FileRows of each
+    parts: tuple[readers.Rows, ...]
     starts: np.ndarray  # i64[sets], first row of each
-    channels: int | None  # C of all images
 
     def _locate_row(self, row):
         """Return the reader of a row, and the row's number there."""
         number = int(np.searchsorted(self.starts, row, "right")) - 1
-        return self.loads[number], int(row - self.starts[number])
+        return self.parts[number], int(row - self.starts[number])
 
-    def __call__(self, row: int) -> np.ndarray:
-        load, row = self._locate_row(row)
-        return load(row)
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def read(self, row: int) -> np.ndarray:
+        reader, row = self._locate_row(row)
+        return reader.read(row)
 
     def name(self, row: int) -> str:
-        load, row = self._locate_row(row)
-        return load.name(row)
+        reader, row = self._locate_row(row)
+        return reader.name(row)
 
     def raw(self, row: int) -> bytes:
-        load, row = self._locate_row(row)
-        return load.raw(row)
+        reader, row = self._locate_row(row)
+        return reader.raw(row)
 
-    def files_of_rows(self) -> tuple[list[str], np.ndarray]:
-        files = [load.files_of_rows() for load in self.loads]
+    def files_of_rows(self) -> tuple[list[str], np.ndarray] | None:
+        files = [reader.files_of_rows() for reader in self.parts]
+        if None in files:
+            return None
         firsts = np.cumsum([0, *(len(names) for names, _ in files)])
         which = [x + first for (_, x), first in zip(files, firsts, strict=False)]
         return [name for names, _ in files for name in names], np.concatenate(which)
+
+    @property
+    def channels(self) -> int | None:
+        return next((x.channels for x in self.parts if x.channels is not None), None)
 
 
 @shared.source
@@ -137,7 +148,7 @@ def few_rows(
     if path is None:
         return toys.digits(size=size, channels=3)
     section = section_of(path)
-    if section["name"] == folders.image_folder.__name__:
+    if section["name"] == "image_folder":
         section |= {"classes": classes, "folders": folders}
     data = _read_source("config.data", section)
     if data.class_names:
@@ -186,35 +197,30 @@ def _join_splits(datasets, split, class_names) -> stream.Examples | None:
     present = [(i, data, part) for i, data, part in present if part is not None]
     if not present:
         return None
-    label, domain, readers, origins = [], [], [], []
+    images = [part.images for *_, part in present]
+    inside = all(x is not None for x in images)
+    inside = inside and len({x.shape[1:] for x in images}) == 1
+    label, domain, parts = [], [], []
     for number, data, part in present:
         renumbered = [class_names.index(name) for name in data.class_names]
         label.append(np.array([*renumbered, -1], np.int32)[part.label])
         domain.append(np.full(len(part.label), number, np.int32))
-        reader: Any = part.load or readers.in_memory(part.images, data.name)
-        if stream.stays_in_memory(reader):  # the joined set has its own, if it fits
-            reader = reader._replace(cache=None)
-        readers.append(reader)
-        origins.append(part.origin or reader)
-    label, domain = np.concatenate(label), np.concatenate(domain)
-    images = [part.images for *_, part in present]
-    inside = all(x is not None for x in images)
-    inside = inside and len({x.shape[1:] for x in images}) == 1
-    counts = [shared.channels(part) for *_, part in present]
-    channels = {number for number in counts if number is not None}
+        reader = part.reader
+        if reader is None or (part.images is not None and not inside):
+            reader = readers.in_memory(part.images, data.name)
+        elif isinstance(reader, readers.SplitRows):
+            reader = reader.uncached()  # the joined set has a cache, if it fits
+        parts.append(reader)
+    channels = {part.channels for *_, part in present} - {None}
     if len(channels) > 1:
         raise Refused(
             f"sets: images of {' and of '.join(map(str, sorted(channels)))} channels; "
             "must be of one number, see `channels` of their sources"
         )
-    starts = np.cumsum([0] + [len(part.label) for *_, part in present[:-1]])
-    loads = tuple(origins if inside else readers)
-    reader = _Joined(loads, starts, min(channels, default=None))
-    examples = shared.read_by_row(reader, label, domain)
-    if not inside:
-        return examples
-    images = np.concatenate(images)
-    return examples._replace(images=images, load=None, origin=examples.load)
+    starts = np.cumsum([0, *map(len, parts[:-1])])
+    rows = _JoinedRows(tuple(parts), starts)
+    examples = shared.read_by_row(rows, np.concatenate(label), np.concatenate(domain))
+    return examples._replace(images=np.concatenate(images)) if inside else examples
 
 
 SOURCES = {

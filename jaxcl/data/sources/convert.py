@@ -106,7 +106,3 @@ def main(options: argparse.Namespace) -> int:
     write = shards.write_shards if options.shards else write_arrays
     write(dataset, options.directory)
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit("jaxcl: the command is `jaxcl convert`")

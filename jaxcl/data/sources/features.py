@@ -30,14 +30,14 @@ def features(*, path: str) -> stream.Dataset:
 
     path: the file, .npz or .safetensors; see `sources.features` for what it holds.
     """
-    arrays, about = read(path)
+    columns, about = read(path)
     parts = {}
     for split in stream.SPLITS:
-        if f"{split}_x" in arrays:
-            values = [arrays.get(f"{split}_{key}") for key in ("x", "y", "domain")]
+        if f"{split}_x" in columns:
+            values = [columns.get(f"{split}_{key}") for key in ("x", "y", "domain")]
             parts[split] = _examples(f"{path}: {split}", *values)
     if "train" not in parts:
-        raise Refused(f"{path}: has no train_x, but {sorted(arrays)[:10]}")
+        raise Refused(f"{path}: has no train_x, but {sorted(columns)[:10]}")
     name = os.path.splitext(os.path.basename(path))[0]
     names = [about.get(key) or None for key in ("class_names", "domain_names")]
     return arrays.dataset(name, parts, *names)

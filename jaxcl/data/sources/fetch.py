@@ -371,7 +371,3 @@ def _draw_shapes(out: str, source: str | None) -> int:
         f"--test={out}/{first}/test"
     )
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit("jaxcl: the command is `jaxcl data`")

@@ -146,7 +146,7 @@ def _folder_names(by_split: dict[str, stream.Examples]) -> tuple[str, ...]:
     If two classes share a folder, every class is named by its label.
     """
     train, folders = by_split["train"], {}
-    files, labels = train.load.read.files.tolist(), train.label.tolist()
+    files, labels = train.reader.reader.files.tolist(), train.label.tolist()
     for file, label in zip(files, labels, strict=True):
         folder = file.rsplit(b"/", 2)[-2] if b"/" in file else b""
         if folders.setdefault(label, folder) != folder:

@@ -87,9 +87,10 @@ def shards(
             )
         names = tuple(map(str, range(count)))
     fetch = _Members(index.offset, index.length, index.crc)
+    rows, options = np.arange(len(index.label)), {"unit": "image", "root": path}
     reader = readers.FileRows(
-        index.shards, index.shard, np.arange(len(index.label)), fetch, images.decoding
-    )._replace(unit="image", root=path)
+        index.shards, index.shard, rows, fetch, images.decoding, **options
+    )
     every = shared.read_by_row(reader, index.label, index.domain)
     by_split = {
         name: splits.take_rows(every, np.flatnonzero(index.split == name.encode()))
@@ -336,7 +337,7 @@ def write_shards(
     for examples in stream.splits_of(dataset).values():
         if examples.graphs is not None:
             raise Refused(f"{dataset.name}: has graphs; shards hold images")
-        if (channels := shared.channels(examples)) not in (None, 1, 3):
+        if (channels := examples.channels) not in (None, 1, 3):
             raise Refused(
                 f"{dataset.name}: has {channels} channels; images of shards are grey "
                 "or RGB, and `jaxcl convert` without --shards keeps all channels"
@@ -390,16 +391,14 @@ def _add_member(tar, name, data) -> int:
 
 def _encode(examples, row) -> tuple[bytes, str]:
     """Return an image's bytes and the ending of its format."""
-    if examples.images is None:
-        data = examples.load.raw(row)
+    if examples.streams:
+        data = examples.reader.raw(row)
         try:
             with Image.open(io.BytesIO(data)) as opened:
                 return data, (opened.format or "").lower().replace("jpeg", "jpg")
         except OSError:  # pixels, of an array that is mapped
-            pixels = examples.load(row)
-    else:
-        pixels = examples.images[row]
-    file = io.BytesIO()
+            pass
+    pixels, file = examples.read(row), io.BytesIO()
     plain = pixels[..., 0] if pixels.shape[-1] == 1 else pixels
     Image.fromarray(plain).save(file, "png")
     return file.getvalue(), "png"

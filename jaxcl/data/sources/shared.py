@@ -1,6 +1,7 @@
 """Options and checks that all sources share."""
 
 import concurrent.futures
+import dataclasses
 import functools
 import inspect
 import os
@@ -18,23 +19,21 @@ from jaxcl.errors import Refused
 
 
 def read_by_row(
-    reader: Any,
+    reader: readers.Rows,
     label: np.ndarray,
     domain: np.ndarray | None = None,
 ) -> stream.Examples:
     """Make examples that are read row by row.
 
     Args:
-      reader: a `FileRows` of all rows, or another record with its methods.
+      reader: reader of all rows.
       label: i[N], -1 where unknown.
       domain: i[N]; None: one domain.
     """
     label = np.asarray(label, np.int32)
     domain = np.zeros_like(label) if domain is None else np.asarray(domain, np.int32)
-
-    return stream.Examples(
-        label, domain, load=readers.SplitRows(reader, np.arange(len(label)))
-    )
+    rows = np.arange(len(label))
+    return stream.Examples(label, domain, reader=reader.take(rows))
 
 
 def class_list(file: str, *, option: str = "classes") -> tuple[str, ...]:
@@ -182,17 +181,18 @@ def finish(
         dataset = dataset._replace(train=train, validation=held_out)
 
     def finish_split(examples):
-        if examples.load is None:
+        if not examples.streams:
             return examples
-        load = examples.load
+        reader = examples.reader
         if images.size is not None:
             size = (images.size, images.size)
             crop = crops.CenterCrop(*size, decoder=dataset.decoder)
-            load = load._replace(crop=crop)
+            reader = dataclasses.replace(reader, crop=crop)
         # After the splits: a substitute must not come from another one.
         if images.on_corrupt == "skip":
-            load = load._replace(label=examples.label, domain=examples.domain)
-        examples = examples._replace(load=load)
+            labels = {"label": examples.label, "domain": examples.domain}
+            reader = dataclasses.replace(reader, **labels)
+        examples = examples._replace(reader=reader)
         return _resident(examples) if images.resident else examples
 
     return _with_memory(stream.map_splits(dataset, finish_split))
@@ -200,16 +200,19 @@ def finish(
 
 def _with_memory(dataset) -> stream.Dataset:
     """Return a set that keeps its decoded images in memory, if all of them fit."""
-    loads = [x.load for x in stream.splits_of(dataset).values()]
-    loads = [x for x in loads if isinstance(x, readers.SplitRows)]
-    if sum(len(x.rows) * x.image_bytes() for x in loads) > _kept_bytes():
+
+    def is_kept(examples):
+        return examples.streams and isinstance(examples.reader, readers.SplitRows)
+
+    kept = [x.reader for x in stream.splits_of(dataset).values() if is_kept(x)]
+    if sum(len(x) * x.image_bytes() for x in kept) > _kept_bytes():
         return dataset
 
     def keep_pixels(examples):
-        if not isinstance(examples.load, readers.SplitRows):
+        if not is_kept(examples):
             return examples
-        load = examples.load._replace(cache={})
-        return examples._replace(load=load)
+        reader = dataclasses.replace(examples.reader, cache={})
+        return examples._replace(reader=reader)
 
     return stream.map_splits(dataset, keep_pixels)
 
@@ -223,16 +226,9 @@ def _kept_bytes() -> int:
     return min(KEPT_BYTES, memory // 4)
 
 
-def channels(examples: stream.Examples) -> int | None:
-    """Count the channels of a split's images; None if only an image would tell."""
-    if examples.images is not None:
-        return examples.images.shape[-1]
-    return getattr(examples.load, "channels", None)
-
-
 def _check_channels(dataset):
     """Refuse grey and colour images in one set, since one network reads all splits."""
-    channels_of = {name: channels(x) for name, x in stream.splits_of(dataset).items()}
+    channels_of = {name: x.channels for name, x in stream.splits_of(dataset).items()}
     if len({*channels_of.values()} - {None}) > 1:
         counts = ", ".join(f"{count} in {name}" for name, count in channels_of.items())
         raise Refused(
@@ -242,19 +238,18 @@ def _check_channels(dataset):
 
 def _resident(examples: stream.Examples) -> stream.Examples:
     """Return the examples, all images read into one array."""
-    first = examples.load(0)
-    images = np.empty((stream.count_rows(examples), *first.shape), np.uint8)
+    reader, first = examples.reader, examples.read(0)
+    images = np.empty((len(reader), *first.shape), np.uint8)
 
     def read_row(row):
-        image = examples.load(row)
+        image = reader.read(row)
         if image.shape != first.shape:
             raise Refused(
-                f"{examples.load.name(row)} is {image.shape}, but "
-                f"{examples.load.name(0)} is {first.shape}: set `size` to bring all "
-                "images to one size"
+                f"{reader.name(row)} is {image.shape}, but {reader.name(0)} is "
+                f"{first.shape}: set `size` to bring all images to one size"
             )
         images[row] = image
 
     with concurrent.futures.ThreadPoolExecutor() as pool:
         list(pool.map(read_row, range(len(images))))  # raises what a thread raised
-    return examples._replace(images=images, load=None, origin=examples.load)
+    return examples._replace(images=images)

@@ -1,11 +1,11 @@
 """Make a set of blank images, to compile programs without the real set."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import numpy as np
 
 from jaxcl.data import stream
+from jaxcl.data.images import readers
 from jaxcl.data.sources import by_name, shared
 from jaxcl.errors import Refused
 
@@ -18,15 +18,6 @@ KNOWN = {
     "stl10": (10, 5000, 96),
     "tiny_imagenet": (200, 100_000, 64),
 }
-
-
-class _BlankImages(NamedTuple):
-    """Row -> a blank image."""
-
-    shape: tuple[int, int, int]
-
-    def __call__(self, row: int) -> np.ndarray:
-        return np.zeros(self.shape, np.uint8)
 
 
 def make_blank_dataset(
@@ -92,7 +83,9 @@ def make_blank_dataset(
         images = np.broadcast_to(np.uint8(0), (rows, *shape))
         split = stream.Examples(label, domain, images)
     else:
-        split = stream.Examples(label, domain, load=_BlankImages(shape))
+        blank = np.zeros(shape, np.uint8)
+        reader = readers.FunctionRows(lambda row: blank, rows, "blank")
+        split = stream.Examples(label, domain, reader=reader)
     others = [f"class {i}" for i in range(len(names), classes)]
     names = (*names[:classes], *others)
     return stream.Dataset("stand-in", names, domains, split, split, split)

@@ -15,7 +15,6 @@ from jaxcl.data.stream.sets import as_numbers as as_numbers
 from jaxcl.data.stream.sets import count_rows as count_rows
 from jaxcl.data.stream.sets import map_splits as map_splits
 from jaxcl.data.stream.sets import splits_of as splits_of
-from jaxcl.data.stream.sets import stays_in_memory as stays_in_memory
 from jaxcl.data.stream.sets import validate as validate
 from jaxcl.data.stream.tasks import Schedule as Schedule
 from jaxcl.data.stream.tasks import Source as Source

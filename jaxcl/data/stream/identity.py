@@ -68,7 +68,7 @@ def identify(dataset: stream.Dataset, by_bytes: bool | None = None) -> Identity:
     """
     splits = stream.splits_of(dataset)
     if by_bytes is None:
-        read = [x for x in splits.values() if _open_reader(x) is not None]
+        read = [x for x in splits.values() if x.reader is not None]
         by_bytes = sum(len(x.label) for x in read) <= ROWS
     columns = [_identify_split(name, x, by_bytes) for name, x in splits.items()]
     names, marks, label, domain = map(np.concatenate, zip(*columns, strict=True))
@@ -76,11 +76,6 @@ def identify(dataset: stream.Dataset, by_bytes: bool | None = None) -> Identity:
     split = np.repeat(numbers, [len(x) for x, *_ in columns])
     class_names = np.array([os.fsencode(name) for name in dataset.class_names], bytes)
     return Identity(names, marks, split, label, domain, class_names, np.array(by_bytes))
-
-
-def _open_reader(examples):
-    """Return the reader of a split, even if its pixels are in memory now."""
-    return examples.load if examples.origin is None else examples.origin
 
 
 def _identify_split(split, examples, by_bytes) -> tuple[np.ndarray, ...]:
@@ -91,22 +86,14 @@ def _identify_split(split, examples, by_bytes) -> tuple[np.ndarray, ...]:
         digest = _digest("".join(map(array_files.sha256, arrays)).encode())
         zero = np.zeros(1, np.int32)
         return np.array([split.encode()]), np.array([digest], np.uint64), zero, zero
-    load, rows = _open_reader(examples), range(len(examples.label))
-    if hasattr(load, "name"):
-        names = [os.fsencode(load.name(row)) for row in rows]
-    else:
+    reader, rows = examples.reader, range(len(examples.label))
+    files = None if by_bytes or reader is None else reader.files_of_rows()
+    if reader is None:
         names = [f"row {row} of {split}".encode() for row in rows]
-    if load is None:
         digests: Iterable = (_digest(np.ascontiguousarray(x)) for x in examples.images)
-    elif by_bytes or not hasattr(load, "files_of_rows"):
-        # In threads, since on a network drive every file is a wait.
-        with concurrent.futures.ThreadPoolExecutor() as pool:
-            digests = list(pool.map(lambda row: _read_mark(load, row), rows))
     else:
-        files, which = load.files_of_rows()
-        pairs = zip(files, sizes_and_times(files).tolist(), strict=True)
-        marks = np.array([_digest(repr(pair).encode()) for pair in pairs], np.uint64)
-        digests = marks[which]
+        names = [os.fsencode(reader.name(row)) for row in rows]
+        digests = _read_marks(reader, rows) if files is None else _file_marks(*files)
     marks = np.fromiter(digests, np.uint64, len(rows))
     return np.array(names, bytes), marks, examples.label, examples.domain
 
@@ -115,15 +102,25 @@ def _digest(data) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
-def _read_mark(load, row) -> int:
-    """Digest the bytes of an image, and its shape if it was decoded."""
-    try:
-        if hasattr(load, "raw"):
-            return _digest(load.raw(row))
-        image = np.ascontiguousarray(load(row))
-        return _digest(repr(image.shape).encode() + image.tobytes())
-    except (OSError, ValueError):
-        return 0
+def _read_marks(reader, rows) -> list[int]:
+    """Digest the bytes of images, 0 where they cannot be read."""
+
+    def read_mark(row):
+        try:
+            return _digest(reader.raw(row))
+        except (OSError, ValueError):
+            return 0
+
+    # In threads, since on a network drive every file is a wait.
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        return list(pool.map(read_mark, rows))
+
+
+def _file_marks(files, which) -> np.ndarray:
+    """Digest the size and time of each row's file, u64[N]."""
+    pairs = zip(files, sizes_and_times(files).tolist(), strict=True)
+    marks = [_digest(repr(pair).encode()) for pair in pairs]
+    return np.array(marks, np.uint64)[which]
 
 
 def sizes_and_times(files: Sequence[str]) -> np.ndarray:
@@ -196,10 +193,7 @@ def without_times(dataset: stream.Dataset, identity: Identity) -> Identity:
     for split, examples in stream.splits_of(dataset).items():
         rows = identity.rows(split)
         chosen = np.unique(np.linspace(0, len(rows) - 1, SAMPLED).astype(int))
-        load = _open_reader(examples)
-        with concurrent.futures.ThreadPoolExecutor() as pool:
-            digests = pool.map(lambda row, load=load: _read_mark(load, row), chosen)
-            marks[rows[chosen]] = list(digests)
+        marks[rows[chosen]] = _read_marks(examples.reader, chosen)
     return identity._replace(marks=marks)
 
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxcl.data.images import readers
 from jaxcl.errors import Refused
 
 # Labels of every source are below it: a larger one is a mistake, and would make as many
@@ -17,17 +18,34 @@ CHANNELS = 16  # of an image, at most
 class Examples(NamedTuple):
     """One split of a dataset, addressed by row.
 
-    One of `images`, `load` and `graphs` is set: images that fit in memory are
-    one array, others are decoded row by row.
+    A split has graphs or images. The images are in memory, or `reader` reads them row
+    by row; both are set if a reader has read them all.
     """
 
     label: np.ndarray  # i32[N], -1 where unknown
     # i32[N], 0 where the set has one domain; -1: of every domain, which no train row is
     domain: np.ndarray
     images: np.ndarray | None = None  # u8[N,H,W,C]; features f32[N,1,1,D]
-    load: Any = None  # row -> u8[h,w,C], called by several threads; None: in `images`
-    graphs: Any = None  # graphs.GraphSet
-    origin: Any = None  # the `load` that read `images`, if they were in files
+    reader: readers.Rows | None = None
+    graphs: Any = None  # graph_arrays.GraphSet
+
+    @property
+    def streams(self) -> bool:
+        """Whether images are read row by row."""
+        return self.images is None and self.graphs is None
+
+    @property
+    def channels(self) -> int | None:
+        """Number of channels; None if only reading an image would tell."""
+        if self.images is not None:
+            return self.images.shape[-1]
+        return None if self.reader is None else self.reader.channels
+
+    def read(self, row: int) -> np.ndarray:
+        """Read an image, u8[h,w,C]; several threads may call it."""
+        if self.images is not None:
+            return self.images[row]
+        return self.reader.read(int(row))
 
 
 class Dataset(NamedTuple):
@@ -66,11 +84,6 @@ def as_domains(examples: Examples, images: np.ndarray, count: int) -> Examples:
     number = np.arange(count, dtype=np.int32)
     domain = np.repeat(number, len(examples.label))
     return Examples(np.tile(examples.label, count), domain, images)
-
-
-def stays_in_memory(load: Any) -> bool:
-    """Tell whether a reader keeps decoded images, see `readers.SplitRows`."""
-    return getattr(load, "cache", None) is not None
 
 
 def count_rows(examples: Examples) -> int:
@@ -114,9 +127,15 @@ def _validate_split(where, examples, dataset, trained) -> None:
     n, images = count_rows(examples), examples.images
     if n == 0:
         raise Refused(f"{where} has no examples")
-    contents = [images, examples.load, examples.graphs]
-    if sum(content is not None for content in contents) != 1:
-        raise Refused(f"{where} must have one of images, load and graphs")
+    reader = examples.reader
+    if (images is None and reader is None) == (examples.graphs is None):
+        raise Refused(f"{where} must have images, a reader of images, or graphs")
+    if reader is not None and not isinstance(reader, readers.Rows):
+        raise Refused(
+            f"{where} reader is {reader!r}: must be readers.Rows, such as FunctionRows"
+        )
+    if reader is not None and len(reader) != n:
+        raise Refused(f"{where} has {len(reader)} rows to read and {n} labels")
     if images is not None:
         is_u8 = images.dtype == np.uint8 and images.ndim == 4 and min(images.shape) > 0
         features = images.dtype == np.float32 and images.shape[1:-1] == (1, 1)

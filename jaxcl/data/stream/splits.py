@@ -14,14 +14,13 @@ TEST_SEED = 0  # draws the test split of sets that come without one
 
 def take_rows(examples: stream.Examples, rows: np.ndarray) -> stream.Examples:
     """Return the examples at `rows`, renumbered from 0."""
-    images, load, graph_set = examples.images, examples.load, examples.graphs
+    images, reader, graphs = examples.images, examples.reader, examples.graphs
     return stream.Examples(
         examples.label[rows],
         examples.domain[rows],
         None if images is None else images[rows],
-        None if load is None else load.take(rows),
-        None if graph_set is None else graph_arrays.take_graphs(graph_set, rows),
-        None if examples.origin is None else examples.origin.take(rows),
+        None if reader is None else reader.take(rows),
+        None if graphs is None else graph_arrays.take_graphs(graphs, rows),
     )
 
 
