@@ -60,11 +60,16 @@ SEARCHES = ("own index", "queries mapped to the teacher's", "teacher's index map
 
 
 def read_images(args, domain, seed) -> tuple[np.ndarray, ...]:
-    """Return train images and labels, test images and labels of the students."""
+    """Return train images and labels, test images and labels of the students.
+
+    Those of CHOICE_SEED are for choices: with --data their test images are train images.
+    """
     if args.data:
         x, y, *test = read_file(args)
         order = np.random.default_rng(seed).permutation(len(x) - args.teacher_rows)
-        rows = args.teacher_rows + order[: args.rows]
+        rows, held_out = np.split(args.teacher_rows + order[: 2 * args.rows], 2)
+        if seed == CHOICE_SEED:
+            test = [x[held_out], y[held_out]]
         return x[rows], y[rows], *test
     data = by_name.load("shapes", domains=(domain,), size=args.size, draw_seed=seed)
     return data.train.images, data.train.label, data.test.images, data.test.label

@@ -4,6 +4,7 @@ import importlib.metadata
 import os
 import pathlib
 import stat
+import sys
 import tempfile
 
 # The nets are tiny: compiling is what costs, so the expensive passes are off, and loops
@@ -45,8 +46,22 @@ def compile_cache() -> str:
     return str(path)
 
 
+def keep_bytecode() -> None:
+    """Let this process and those that it starts keep the bytecode of modules.
+
+    Where PYTHONDONTWRITEBYTECODE is set, as in many containers, each process would
+    compile JAX's and our sources again: half of the time of its imports. The files lie
+    in the cache, so that no folder of sources changes.
+    """
+    if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+        folder = os.path.join(compile_cache(), "bytecode")
+        os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = folder
+        sys.dont_write_bytecode = False
+
+
 def settle(devices: int) -> None:
     """Cheap compilation, fake CPU devices, and the cache."""
+    keep_bytecode()
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["JAX_NUM_CPU_DEVICES"] = str(devices)
     os.environ["XLA_FLAGS"] = " ".join(known_flags())

@@ -234,13 +234,15 @@ def test_the_peer_takes_the_same_steps(load, tmp_path, monkeypatch, base, strate
         precision="float32",
         channels_last=True,
     )
-    step, slow = jax.jit(work.method.step), bases.make_base(base).momentum
-    end = slow.end if slow else 1.0
+    step, decays = jax.jit(work.method.step), bases.make_base(base).momentum
+    start, end = decays or (1.0, 1.0)
     # The optimiser, the average and the queues show from the second step on.
     for _ in range(3):
         images = rng.integers(0, 256, (16, 2, 16, 16, 3), np.uint8)
         label = np.zeros(16, np.int32)
-        decay = float(optim.momentum_schedule(core.progress(state), end=end))
+        decay = float(
+            optim.momentum_schedule(core.progress(state), start=start, end=end)
+        )
         state, ours = step(state, {"image": images, "label": label})
         mean, std = (np.float32(work.config["augment"][k]) for k in ("mean", "std"))
         views = ((images / np.float32(255) - mean) / std).transpose(1, 0, 4, 2, 3)

@@ -97,6 +97,12 @@ def test_scores_are_those_of_float64(name, data):
     assert (found.argmax(1) == want.argmax(1)).all()
 
 
+@pytest.mark.parametrize(("dim", "count"), [(12, 192), (768, 10_000)])
+def test_ranpac_chooses_its_projections_by_the_width_of_the_features(dim, count):
+    start = functools.partial(ranpac.make_rule(None).start, dim=dim, classes=CLASSES)
+    assert jax.eval_shape(start, KEY).projection.shape == (dim, count)
+
+
 @pytest.mark.parametrize("name", ["ncm", "ranpac", "acil", "fecam", "fecam-code"])
 def test_the_order_of_the_rows_changes_nothing(name, data):
     features, label = data

@@ -35,6 +35,7 @@ class Recursion(NamedTuple):
 
 
 @schema.checked("config.method")
+@schema.debug(projections=32)
 def make(
     parts: core.Parts,
     *,

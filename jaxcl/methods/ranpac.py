@@ -13,11 +13,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from absl import logging
 
-from jaxcl import core, schema
+from jaxcl import core, schema, sharding
 from jaxcl.methods import frozen
 
 RIDGES = tuple(10.0**power for power in range(-8, 9))  # those that are tried
+_SLOW = 5000  # projections with which an evaluation on a CPU takes longer than others
 _MIX = 2654435761  # Knuth's multiplicative hash: 2^32 over the golden ratio
 
 
@@ -31,26 +33,37 @@ class Grams(NamedTuple):
 
 
 @schema.checked("config.method")
-def make(parts: core.Parts, *, projections: schema.Count = 10_000) -> core.Method:
+@schema.debug(projections=32)
+def make(parts: core.Parts, *, projections: schema.Count | None = None) -> core.Method:
     """Predict by ridge regression of one-hot labels on relu(features @ projection).
 
     Two M x M matrices are kept: 0.8 GB for 10,000. An evaluation factors one for each
     of 17 ridges, and their sum.
 
     Args:
-      projections: M, number of random features.
+      projections: M, number of random features. None: 16 for each feature of the
+        encoder, but 10,000 at most, the paper's number for 768.
     """
     return frozen.make_method(parts, make_rule(projections))
 
 
-def make_rule(projections: int) -> frozen.Rule:
-    """Return the rule of M random projections."""
+def make_rule(projections: int | None) -> frozen.Rule:
+    """Return the rule of M random projections; None: as many as `make` says."""
 
     def start(key, dim, classes):
+        count = projections or min(16 * dim, 10_000)
+        if count >= _SLOW and sharding.on_cpu():
+            teraflop = (len(RIDGES) + 1) * count**3 / 3e12
+            logging.log_first_n(
+                logging.WARNING,
+                f"config.method.projections={count}, of {dim} features: an evaluation "
+                f"takes {teraflop:.0f} TFLOP; half as many take an eighth",
+                1,
+            )
         return Grams(
-            jax.random.normal(key, (dim, projections)),
-            jnp.zeros((2, projections, projections)),
-            jnp.zeros((2, projections, classes)),
+            jax.random.normal(key, (dim, count)),
+            jnp.zeros((2, count, count)),
+            jnp.zeros((2, count, classes)),
             jnp.zeros((2, classes), jnp.int32),
         )
 
