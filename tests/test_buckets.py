@@ -169,7 +169,10 @@ def test_a_bucket_has_one_owner_by_the_condition_that_there_is_none(
 READER = """
 import hashlib, sys, time
 import numpy as np
-from jaxcl.data import prefetch, sources, stream
+from jaxcl.data import stream
+from jaxcl.data.feed import prefetch
+from jaxcl.data.images import crops
+from jaxcl.data.sources import by_name
 
 index, count, start, pause = map(int, sys.argv[1:])
 train = by_name.load("shards", path="gs://bucket/data/written", test=0.0).train
