@@ -62,7 +62,8 @@ SEARCHES = ("own index", "queries mapped to the teacher's", "teacher's index map
 def read_images(args, domain, seed) -> tuple[np.ndarray, ...]:
     """Return train images and labels, test images and labels of the students.
 
-    Those of CHOICE_SEED are for choices: with --data their test images are train images.
+    Those of CHOICE_SEED are for choices: with --data their test images are train
+    images.
     """
     if args.data:
         x, y, *test = read_file(args)

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import math
 import os
 import warnings
@@ -128,25 +127,21 @@ def of_files(root: str, paths: Sequence[bytes], decoding: decode.Decoding) -> Fi
     rows = np.arange(len(paths))
     # Bytes, since text would take four times the memory.
     files = np.array(paths, bytes)
-    return FileRows(files, rows, np.zeros_like(rows), _fetch_file, decoding, root=root)
+    place = np.zeros_like(rows)
 
+    def fetch(path, place):
+        return storage.read_bytes(path)
 
-def _fetch_file(path, place) -> bytes:
-    return storage.read_bytes(path)
+    return FileRows(files, rows, place, fetch, decoding, root=root)
 
 
 def of_array(path: str) -> FileRows:
     """Read rows of an .npy file that is never read as a whole."""
-    rows, channels = (
-        np.arange(len(array_files.mapped(path))),
-        array_files.mapped(path).shape[-1],
-    )
-    which, pixels = np.zeros_like(rows), decode.Decoding("", channels)
-    return FileRows((path,), which, rows, _fetch_row, pixels, "row")
 
+    def fetch(path, row):
+        return np.array(array_files.mapped(path)[row])
 
-def _fetch_row(path, row) -> np.ndarray:
-    return np.array(array_files.mapped(path)[row])
+    return _of_pixels(path, array_files.mapped(path).shape, fetch)
 
 
 def in_memory(images: np.ndarray, name: str) -> FileRows:
@@ -155,17 +150,13 @@ def in_memory(images: np.ndarray, name: str) -> FileRows:
     Args:
       name: name of the set; the images' digest is part of the file's name.
     """
-    rows = np.arange(len(images))
-    file, pixels = (
-        f"{name} {array_files.sha256(images)[:16]}",
-        decode.Decoding("", images.shape[-1]),
-    )
-    fetch = functools.partial(_fetch_held, images)
-    return FileRows((file,), np.zeros_like(rows), rows, fetch, pixels, "row")
+    file = f"{name} {array_files.sha256(images)[:16]}"
+    return _of_pixels(file, images.shape, lambda file, row: images[row])
 
 
-def _fetch_held(images, path, row) -> np.ndarray:
-    return images[row]
+def _of_pixels(file, shape, fetch) -> FileRows:
+    rows, decoding = np.arange(shape[0]), decode.Decoding("", shape[-1])
+    return FileRows((file,), np.zeros_like(rows), rows, fetch, decoding, "row")
 
 
 _SAMPLED = 8  # images from which the size of all is estimated

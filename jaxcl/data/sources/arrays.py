@@ -84,7 +84,7 @@ def dataset(
 
 @shared.source
 def arrays(*, path: str, resident: bool | None = None) -> stream.Dataset:
-    """Read a directory of .npy files with a meta.json, see `jaxcl.data.convert`.
+    """Read a directory of .npy files with a meta.json, see `sources.convert`.
 
     path: the directory. resident: whether all images are read into memory and their
       sha256 is checked; False maps the file and reads row by row; None maps files of 4
