@@ -67,6 +67,21 @@ def test_imports_go_down(name):
         assert allowed, f"{name} imports {other}"
 
 
+ROOMS = {  # of jaxcl/data: the others that each one knows
+    "images": (),
+    "stream": ("images",),
+    "sources": ("images", "stream"),
+    "feed": ("images", "stream"),
+    "augment": ("stream",),
+}
+
+
+@pytest.mark.parametrize("name", sorted(x for x in MODULES if "jaxcl.data." in x))
+def test_rooms_of_data_know_those_below(name):
+    room, *met = (x.split(".")[2] for x in (name, *imported(name)) if "data." in x)
+    assert {*met} <= {room, *ROOMS[room]}
+
+
 def circle(name, path=()):
     """The modules from `name` back to itself, if its imports lead there."""
     if name in path:

@@ -17,35 +17,6 @@ from jaxcl.data.images import crops, decode, readers
 from jaxcl.data.stream import splits
 from jaxcl.errors import Refused
 
-
-def read_by_row(
-    reader: readers.Rows,
-    label: np.ndarray,
-    domain: np.ndarray | None = None,
-) -> stream.Examples:
-    """Make examples that are read row by row.
-
-    Args:
-      reader: reader of all rows.
-      label: i[N], -1 where unknown.
-      domain: i[N]; None: one domain.
-    """
-    label = np.asarray(label, np.int32)
-    domain = np.zeros_like(label) if domain is None else np.asarray(domain, np.int32)
-    rows = np.arange(len(label))
-    return stream.Examples(label, domain, reader=reader.take(rows))
-
-
-def class_list(file: str, *, option: str = "classes") -> tuple[str, ...]:
-    """Read class names from a text file, one a line."""
-    with storage.reading(f"{option} = {file!r}"):
-        lines = storage.read_bytes(file).decode("utf-8-sig").split("\n")
-    names = tuple(line.strip() for line in lines if line.strip())
-    if not names or len(set(names)) < len(names):
-        raise Refused(option, file, "must hold at least one name, each once")
-    return names
-
-
 KEPT_BYTES = 2 << 30  # most bytes of decoded images that stay in memory
 
 # A file that cannot be decoded ends the run, or another of its class takes its place.
@@ -59,13 +30,6 @@ Inside = Annotated[
         "the name of a file in the folder",
     ),
 ]
-
-
-def keep_listed_classes(dataset: stream.Dataset, file: str | None) -> stream.Dataset:
-    """Keep the classes that a text file names, one a line, in its order; None: all."""
-    if file is None:
-        return dataset
-    return splits.of_classes(dataset, class_list(file), None, 0)
 
 
 class ImageOptions(NamedTuple):
@@ -253,3 +217,38 @@ def _resident(examples: stream.Examples) -> stream.Examples:
     with concurrent.futures.ThreadPoolExecutor() as pool:
         list(pool.map(read_row, range(len(images))))  # raises what a thread raised
     return examples._replace(images=images)
+
+
+def read_by_row(
+    reader: readers.Rows,
+    label: np.ndarray,
+    domain: np.ndarray | None = None,
+) -> stream.Examples:
+    """Make examples that are read row by row.
+
+    Args:
+      reader: reader of all rows.
+      label: i[N], -1 where unknown.
+      domain: i[N]; None: one domain.
+    """
+    label = np.asarray(label, np.int32)
+    domain = np.zeros_like(label) if domain is None else np.asarray(domain, np.int32)
+    rows = np.arange(len(label))
+    return stream.Examples(label, domain, reader=reader.take(rows))
+
+
+def class_list(file: str, *, option: str = "classes") -> tuple[str, ...]:
+    """Read class names from a text file, one a line."""
+    with storage.reading(f"{option} = {file!r}"):
+        lines = storage.read_bytes(file).decode("utf-8-sig").split("\n")
+    names = tuple(line.strip() for line in lines if line.strip())
+    if not names or len(set(names)) < len(names):
+        raise Refused(option, file, "must hold at least one name, each once")
+    return names
+
+
+def keep_listed_classes(dataset: stream.Dataset, file: str | None) -> stream.Dataset:
+    """Keep the classes that a text file names, one a line, in its order; None: all."""
+    if file is None:
+        return dataset
+    return splits.of_classes(dataset, class_list(file), None, 0)
