@@ -58,7 +58,7 @@ _partition = "test_stream.py::test_class_scenario_partitions_by_label"
 _schedule = "test_stream.py::test_schedule_is_random_access_over_seeded_epochs"
 _data = [
     *fault.of(
-        "data.stream.tasks.schedule",
+        "data.stream.schedule",
         _schedule,
         ("data: every seed has the same order", takes(seed=always(0))),
     ),
@@ -68,7 +68,7 @@ _data = [
         ("data: every task has the epochs of the first", gives(lambda by: by[:1])),
     ),
     *fault.of(
-        "data.stream.orders.released_permutation",
+        "data.stream.released_permutation",
         "test_stream.py::test_released_permutation_of_other_seeds",
         ("data: the released order is that of seed 5", takes(seed=always(5))),
     ),
