@@ -66,6 +66,12 @@ def test_times_matter_only_where_bytes_are_not_read(tmp_path, monkeypatch):
     assert many.digest() != before.digest()
     images(tmp_path, NAMES[:1], time=1_900_000_000)
     assert "1 (" in identity.describe_changes(many, known(tmp_path))
+    data = by_name.load("image_folder", path=str(tmp_path))
+    data = data._replace(test=small_sets.examples([0, 1]))  # which is in memory
+    one = identity.without_times(data, identity.identify(data))
+    images(tmp_path, NAMES, time=2_000_000_000)
+    two = identity.without_times(data, identity.identify(data))
+    assert one.digest() == two.digest() and one.marks[one.rows("test")].all()
 
 
 def test_corrected_labels_are_a_change(tmp_path):
