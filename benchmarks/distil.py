@@ -34,7 +34,7 @@ import numpy as np
 from sklearn import linear_model, pipeline, preprocessing
 
 from jaxcl.config import build, own_images
-from jaxcl.data import sources
+from jaxcl.data.sources import by_name
 from jaxcl.index import drift, maps
 from jaxcl.run import encoder_folder, finish
 from jaxcl.weights import encoder, export
@@ -71,7 +71,7 @@ def read_images(args, domain, seed) -> tuple[np.ndarray, ...]:
         if seed == CHOICE_SEED:
             test = [x[held_out], y[held_out]]
         return x[rows], y[rows], *test
-    data = sources.load("shapes", domains=(domain,), size=args.size, draw_seed=seed)
+    data = by_name.load("shapes", domains=(domain,), size=args.size, draw_seed=seed)
     return data.train.images, data.train.label, data.test.images, data.test.label
 
 
@@ -85,7 +85,7 @@ def read_teacher_images(args) -> tuple[np.ndarray, np.ndarray]:
         "size": args.size,
         "draw_seed": 1000 + TEACHER_SEED,
     }
-    data = sources.load("shapes", domains=DOMAINS[:1], **options)
+    data = by_name.load("shapes", domains=DOMAINS[:1], **options)
     return data.train.images, data.train.label
 
 

@@ -29,8 +29,8 @@ import kernels
 import numpy as np
 import steps as steps_lib
 
-from jaxcl import estimate
-from jaxcl.data import sources, storage
+from jaxcl import estimate, storage
+from jaxcl.data.sources import by_name
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TASKS, MOST_EPOCHS = 5, 500  # of the paper
@@ -72,7 +72,7 @@ def about(args) -> dict:
         torch = importlib.import_module("torch").__version__
     found = {"platform": device.platform, "device": device.device_kind}
     found |= {"cores": steps_lib.cores(), "jax": jax.__version__, "torch": torch}
-    return found | {"data": data, "rows": len(sources.load(**data).train.label)}
+    return found | {"data": data, "rows": len(by_name.load(**data).train.label)}
 
 
 def find_data(args) -> dict:

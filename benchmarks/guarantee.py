@@ -408,10 +408,10 @@ class Images(NamedTuple):
 
 def make_images(name: str, updates: int) -> Images:
     """Read digits, or draw silhouettes."""
-    from jaxcl.data import shapes, sources
+    from jaxcl.data.sources import by_name, shapes
 
     if name == "digits":
-        data = sources.load(name="digits", size=16)
+        data = by_name.load(name="digits", size=16)
         both = data.train, data.test
         images = np.concatenate([part.images for part in both])
         labels = np.concatenate([part.label for part in both])

@@ -26,7 +26,10 @@ import numpy as np
 from etils import epath
 from PIL import Image
 
-from jaxcl.data import from_shards, image_files, prefetch, sources, stream
+from jaxcl.data import stream
+from jaxcl.data.feed import prefetch
+from jaxcl.data.images import crops, decode
+from jaxcl.data.sources import by_name, shards
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 HEIGHT, WIDTH = 375, 500  # the commonest size in ImageNet, of about 110 kB
@@ -82,19 +85,19 @@ def write(folder: pathlib.Path, count: int) -> float:
 
 def read_set(source: str, path: str, decoder: str):
     """Return the images of a source, decoded again in each epoch, and the crop."""
-    examples = sources.load(source, path=path, decoder=decoder, test=0.0).train
+    examples = by_name.load(source, path=path, decoder=decoder, test=0.0).train
     # A set as small as this would stay in memory after the first epoch.
-    examples = examples._replace(load=examples.load._replace(cache=None))
-    return examples, prefetch.RandomCrop(SIZE, decoder=decoder)
+    examples = examples._replace(reader=examples.reader.uncached())
+    return examples, crops.RandomCrop(SIZE, decoder=decoder)
 
 
 def cpu_seconds(args, folder: pathlib.Path, decoder: str) -> dict[str, float]:
     """Measure CPU seconds of an image, the least of some runs, on one thread."""
     examples, crop = read_set("image_folder", str(folder / "images"), decoder)
     count, rng = len(examples.label), np.random.default_rng(0)
-    encoded = [examples.load.raw(row) for row in range(count)]
-    images = [examples.load(row) for row in range(count)]
-    decode = image_files.Decoding(decoder)
+    encoded = [examples.reader.raw(row) for row in range(count)]
+    images = [examples.read(row) for row in range(count)]
+    decoding = decode.Decoding(decoder)
 
     def least(function) -> float:
         spent = []
@@ -106,7 +109,7 @@ def cpu_seconds(args, folder: pathlib.Path, decoder: str) -> dict[str, float]:
         return min(spent) / count
 
     return {
-        "decode": least(lambda row: decode(encoded[row], str(row))),
+        "decode": least(lambda row: decoding(encoded[row], str(row))),
         "two crops": least(lambda row: [crop(images[row], rng) for _ in range(VIEWS)]),
     }
 
@@ -161,8 +164,8 @@ def serve_bucket(args, folder: pathlib.Path) -> Iterator[None]:
                 folder / "images"
             )
             place.write_bytes(file.read_bytes())
-        data = sources.load("image_folder", path=str(folder / "images"), test=0.0)
-        from_shards.write_shards(data, BUCKET["shards"])
+        data = by_name.load("image_folder", path=str(folder / "images"), test=0.0)
+        shards.write_shards(data, BUCKET["shards"])
         yield
         server.stdin.close()
 

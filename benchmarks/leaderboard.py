@@ -23,9 +23,9 @@ import numpy as np
 import reproduce
 from etils import epath
 
-from jaxcl import schema
+from jaxcl import schema, storage
 from jaxcl.config import build, command, files, recipe
-from jaxcl.data import storage, stream
+from jaxcl.data import stream
 from jaxcl.methods import gdumb
 from jaxcl.methods.two_view import strategies
 from jaxcl.report import numbers as numbers_lib

@@ -15,7 +15,7 @@ import sys
 import numpy as np
 
 from jaxcl import plots
-from jaxcl.data import shapes
+from jaxcl.data.sources import shapes
 from jaxcl.run import result_file, seeds
 
 ROOT = pathlib.Path(__file__).parents[1]

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import jax
 from etils import epath
 
+from jaxcl import storage
 from jaxcl.config import build, command, files
-from jaxcl.data import storage
 from jaxcl.run import finish, result_file, seeds
 
 ROOT = pathlib.Path(__file__).parents[1]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 import jaxcl
-from jaxcl.data import shapes
+from jaxcl.data.sources import shapes
 
 encoder = jaxcl.load_encoder("exports/quickstart")
 data = shapes.shapes(size=24).train

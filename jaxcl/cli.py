@@ -24,10 +24,14 @@ COMMANDS = {
     "export": ("Models", "weights.export", "write the encoder of a run to a folder"),
     "features": ("Models", "weights.embed", "embed a data set once, into one file"),
     "index": ("Models", "api.index", "bring stored vectors to a run's newest encoder"),
-    "data": ("Data", "data.fetch", "download or draw a well-known set of images"),
+    "data": (
+        "Data",
+        "data.sources.fetch",
+        "download or draw a well-known set of images",
+    ),
     "convert": (
         "Data",
-        "data.convert",
+        "data.sources.convert",
         "write a set as arrays or as tar shards",
     ),
     "report": ("Results", "report.page", "write one HTML page about any runs"),

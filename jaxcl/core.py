@@ -15,7 +15,7 @@ from jaxcl.errors import Refused
 
 # image u8[B,H,W,C] (or u8[B,V,H,W,C], V crops already cut), label i32[B],
 # index i32[B]; axis 0 of every leaf is the example. In place of image there may be
-# graph, a data.graph_arrays.Graphs; then index is -1 where a slot is empty.
+# graph, a data.stream.graph_arrays.Graphs; then index is -1 where a slot is empty.
 Batch = dict[str, jax.Array]
 PyTree = Any
 
@@ -141,7 +141,7 @@ class EvalParts(NamedTuple):
     """
 
     embed: Callable  # (state, normalised images) -> f32[B, D], eval mode
-    stream: Any  # data.stream.Stream
+    stream: Any  # data.stream.tasks.Stream
     num_classes: int
     size: int  # pixels of the (square) images that the encoder takes
     mean: tuple[float, ...]

@@ -26,9 +26,9 @@ import ml_collections
 import numpy as np
 from jax.experimental import topologies
 
-from jaxcl import schema, sharding
+from jaxcl import schema, sharding, storage
 from jaxcl.config import build, files
-from jaxcl.data import stand_in, storage
+from jaxcl.data.sources import stand_in
 from jaxcl.errors import Refused
 from jaxcl.run import cost, job
 

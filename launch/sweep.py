@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from etils import epath
 
-from jaxcl.data import storage
+from jaxcl import storage
 from jaxcl.errors import Refused
 from jaxcl.run import lock, result_file, seeds
 

@@ -10,8 +10,8 @@ import pytest
 from scipy import stats
 
 from helpers import graph_sets, key_uses
-from jaxcl.data import graph_arrays
 from jaxcl.data.augment import graphs as augment_graphs
+from jaxcl.data.stream import graph_arrays
 
 COMPLETE = [(a, b) for a in range(20) for b in range(a)]
 

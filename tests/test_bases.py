@@ -10,7 +10,7 @@ import pytest
 from helpers import interpreted, run_directories, toy, twins
 from helpers import two_view_losses as losses
 from jaxcl import schema
-from jaxcl.data import sources
+from jaxcl.data.sources import by_name
 from jaxcl.memory import queue as queue_lib
 from jaxcl.methods import two_view
 from jaxcl.methods.two_view import bases, step, strategies
@@ -290,7 +290,7 @@ def test_options_that_change_nothing_are_told(given, name, tmp_path, caplog):
 
 
 def test_supervised_bases_refuse_rows_without_labels(tmp_path, monkeypatch):
-    monkeypatch.setitem(sources.SOURCES, "digits", toy.unlabelled)
+    monkeypatch.setitem(by_name.SOURCES, "digits", toy.unlabelled)
     with pytest.raises(ValueError, match="label.* 1 of"):
         toy.job(tmp_path, method__base="supcon", scenario={"name": "joint"})
 

@@ -21,15 +21,9 @@ pytest.importorskip("gcsfs", reason="gs:// needs gcsfs: pip install -e '.[gcs]'"
 from etils import epath  # noqa: E402
 
 from helpers import fake_gcs  # noqa: E402
+from jaxcl import storage
 from jaxcl.config import build
-from jaxcl.data import (  # noqa: E402
-    convert,
-    from_arrays,
-    from_folders,
-    from_shards,
-    sources,
-    storage,
-)
+from jaxcl.data.sources import arrays, by_name, convert, folders, shards
 from jaxcl.run import finish, lock, result_file, train, transfer  # noqa: E402
 
 RUN = {
@@ -97,12 +91,10 @@ def data(server, tmp_path_factory):
         folder = root / "folder" / "train" / f"class {i % 2}"
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image(i)).save(folder / f"{i}.png")
-    convert.write_arrays(
-        from_arrays.npz(path=str(root / "set.npz")), str(root / "arrays")
-    )
-    folders = from_folders.image_folder(path=str(root / "folder"), test=0.0)
-    from_shards.write_shards(folders, str(root / "shards"))
-    from_shards.write_shards(folders, "gs://bucket/data/written", shard_bytes=300)
+    convert.write_arrays(arrays.npz(path=str(root / "set.npz")), str(root / "arrays"))
+    data = folders.image_folder(path=str(root / "folder"), test=0.0)
+    shards.write_shards(data, str(root / "shards"))
+    shards.write_shards(data, "gs://bucket/data/written", shard_bytes=300)
     for path in root.rglob("*"):
         if path.is_file():
             name = f"gs://bucket/data/{path.relative_to(root)}"
@@ -115,39 +107,34 @@ def same(a, b):
         assert getattr(a, name) == getattr(b, name)
     np.testing.assert_array_equal(a.train.label, b.train.label)
     images = [
-        x.train.images
-        if x.train.images is not None
-        else np.stack([x.train.load(i) for i in range(len(x.train.label))])
-        for x in (a, b)
+        np.stack([x.train.read(i) for i in range(len(x.train.label))]) for x in (a, b)
     ]
     np.testing.assert_array_equal(*images)
 
 
 def test_sets_in_a_bucket_are_those_on_a_disk(data):
     for name, path in (("npz", "set.npz"), ("arrays", "arrays"), ("shards", "shards")):
-        same(*(sources.load(name, path=f"{root}/{path}") for root in data))
+        same(*(by_name.load(name, path=f"{root}/{path}") for root in data))
     for resident in (False, True):
         found = [
-            from_folders.image_folder(
-                path=f"{root}/folder", resident=resident, test=0.0
-            )
+            folders.image_folder(path=f"{root}/folder", resident=resident, test=0.0)
             for root in data
         ]
         same(*found)
     assert len(found[0].class_names) == 2
-    written = sources.load("shards", path=f"{data[1]}/written", test=0.0)
+    written = by_name.load("shards", path=f"{data[1]}/written", test=0.0)
     same(written._replace(name="folder"), found[0])
-    there = from_folders.image_folder(path=f"{data[1]}/folder")
-    assert there.train.load.name(0).startswith("gs://bucket/data/folder/train/class")
+    there = folders.image_folder(path=f"{data[1]}/folder")
+    assert there.train.reader.name(0).startswith("gs://bucket/data/folder/train/class")
 
 
 def test_what_a_bucket_cannot_do_is_said(data):
     with pytest.raises(ValueError, match=r"gs://"):
-        from_arrays.arrays(path=f"{data[1]}/arrays", resident=False)
+        arrays.arrays(path=f"{data[1]}/arrays", resident=False)
     with pytest.raises(ValueError, match=r"gs://bucket/data/no\.npz"):
-        from_arrays.npz(path=f"{data[1]}/no.npz")
+        arrays.npz(path=f"{data[1]}/no.npz")
     with pytest.raises(ValueError, match=r"gs://bucket/none"):
-        from_folders.image_folder(path="gs://bucket/none")
+        folders.image_folder(path="gs://bucket/none")
     assert storage.exists(f"{data[1]}/set.npz") and not storage.exists("gs://bucket/x")
 
 
@@ -182,15 +169,18 @@ def test_a_bucket_has_one_owner_by_the_condition_that_there_is_none(
 READER = """
 import hashlib, sys, time
 import numpy as np
-from jaxcl.data import prefetch, sources, stream
+from jaxcl.data import stream
+from jaxcl.data.feed import prefetch
+from jaxcl.data.images import crops
+from jaxcl.data.sources import by_name
 
 index, count, start, pause = map(int, sys.argv[1:])
-train = sources.load("shards", path="gs://bucket/data/written", test=0.0).train
+train = by_name.load("shards", path="gs://bucket/data/written", test=0.0).train
 made = prefetch.batches(
     stream.Source(train, np.arange(len(train.label))),
     **{"seed": 1, "task": 0, "epochs": 4, "batch_size": 4, "start": start},
     **{"process_index": index, "process_count": count},
-    **{"crop": prefetch.RandomCrop(8), "views": 2, "resident": False},
+    **{"crop": crops.RandomCrop(8), "views": 2, "resident": False},
 )
 for step, batch in enumerate(made, start):
     for row, image in zip(batch["index"], batch["image"]):

@@ -396,7 +396,7 @@ def test_an_encoder_to_start_from_takes_images_of_as_many_channels(monkeypatch):
     label = np.zeros(2, np.int32)
     images = {n: np.zeros((2, 4, 4, n), np.uint8) for n in (1, 3)}
     grey, colour = (stream.Examples(label, label, images[n]) for n in (1, 3))
-    read = stream.Examples(label, label, load=images[1].__getitem__)
+    read = eval_toy.streamed(grey)
     graphs = stream.Examples(label, label, graphs=object())
 
     def check(start, train, scenario="class"):

@@ -4,7 +4,6 @@ import inspect
 import os
 import pathlib
 import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -22,7 +21,8 @@ from jaxcl import cli, schema
 from jaxcl.api import doctor, options
 from jaxcl.api import list as listing
 from jaxcl.config import files, sections
-from jaxcl.data import scenarios, sources
+from jaxcl.data.sources import by_name
+from jaxcl.data.stream import scenarios
 from jaxcl.memory import policies
 from jaxcl.methods import online_ssl
 from jaxcl.methods.two_view import bases, strategies
@@ -60,13 +60,6 @@ def test_help_imports_nothing_that_takes_time(words):
     assert done.stdout.splitlines()[-1] == "" and done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("module, word", [("convert", "convert"), ("fetch", "data")])
-@pytest.mark.filterwarnings("ignore:.*found in sys.modules")
-def test_a_module_that_was_a_command_names_the_command(module, word):
-    with pytest.raises(SystemExit, match=f"jaxcl {word}"):
-        runpy.run_module(f"jaxcl.data.{module}", run_name="__main__")
-
-
 def test_a_warning_is_one_line():
     code = (
         "from absl import logging; from jaxcl.run import terminal\n"
@@ -97,7 +90,7 @@ def test_every_kind_is_listed(capsys):
         "bases": set(bases.BASES),
         "strategies": set(strategies.STRATEGIES),
         "encoders": set(sections.ENCODERS),
-        "data": set(sources.SOURCES),
+        "data": set(by_name.SOURCES),
         "configs": set(CONFIGS),
         "policies": set(policies.POLICIES),
         "optimizers": set(sections.OPTIMIZERS),

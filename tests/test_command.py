@@ -2,9 +2,8 @@
 
 import pytest
 
-from jaxcl import cli, core, errors
+from jaxcl import cli, core, errors, storage
 from jaxcl.config import command, files
-from jaxcl.data import storage
 from jaxcl.report import compare
 from jaxcl.run import lock, metrics_log, signals, terminal, train
 

@@ -10,7 +10,10 @@ import pytest
 from helpers import run_directories, toy
 from jaxcl import core, sharding
 from jaxcl.config import build
-from jaxcl.data import graph_arrays, graph_batches, scenarios, stream, toys
+from jaxcl.data import stream
+from jaxcl.data.feed import graph_batches
+from jaxcl.data.sources import toys
+from jaxcl.data.stream import graph_arrays, scenarios
 from jaxcl.run import checkpoint, job, log_file, metrics_log, result_file, train
 
 EVALUATORS = {"knn": {"k": 5}}

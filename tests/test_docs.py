@@ -21,7 +21,7 @@ import jaxcl.methods
 from helpers import config_files, pages, run_directories, teachers
 from jaxcl import cli, estimate
 from jaxcl.config import files, sections
-from jaxcl.data import sources
+from jaxcl.data.sources import by_name
 from jaxcl.methods import online_ssl
 from jaxcl.methods.two_view import bases, strategies
 from jaxcl.update import plan as update_plan
@@ -326,7 +326,7 @@ def test_every_function_of_a_config_has_a_table():
     texts = [option_tables.write_headings(path.read_text()) for path in DOCS]
     found = {x[1] for text in texts for x in MARKER.finditer(text)}
     functions = {inspect.unwrap(pkgutil.resolve_name(name)) for name in found}
-    listed = (sources.SOURCES, bases.BASES, online_ssl.REGULARISERS)
+    listed = (by_name.SOURCES, bases.BASES, online_ssl.REGULARISERS)
     wanted = {name: x for group in listed for name, x in group.items()}
     for package in (jaxcl.methods, jaxcl.evals):
         for module in pkgutil.iter_modules(package.__path__):
@@ -422,12 +422,12 @@ def test_the_reference_names_what_there_is():
         pkgutil.resolve_name(name)
 
 
-@pytest.mark.parametrize("name", sources.SOURCES)
+@pytest.mark.parametrize("name", by_name.SOURCES)
 def test_a_config_reaches_every_option_of_its_source(name):
     """`options` must find the keywords, also where a source passes them on."""
     section = {
         option: "somewhere" if default is inspect.Parameter.empty else default
-        for option, default in option_tables.options(sources.SOURCES[name]).items()
+        for option, default in option_tables.options(by_name.SOURCES[name]).items()
     }
     if "sets" in section:
         section["sets"] = [{"name": "digits"}]

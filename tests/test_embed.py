@@ -12,7 +12,7 @@ import jaxcl
 from helpers import pages
 from jaxcl import cli
 from jaxcl.config import build, files
-from jaxcl.data import from_features, sources
+from jaxcl.data.sources import by_name, features
 from jaxcl.run import encoder_folder, finish, train
 from jaxcl.weights import embed, encoder, writer
 
@@ -69,7 +69,7 @@ def whole(root, work):
 
 
 def test_a_file_holds_what_the_encoder_says_of_every_split(root, whole):
-    made, data = sources.load("features", path=whole), sources.load(**DATA)
+    made, data = by_name.load("features", path=whole), by_name.load(**DATA)
     plain = jaxcl.load_encoder(root / "encoder")
     for split in ("train", "validation", "test"):
         found, images = getattr(made, split), getattr(data, split)
@@ -78,9 +78,7 @@ def test_a_file_holds_what_the_encoder_says_of_every_split(root, whole):
         np.testing.assert_array_equal(found.label, images.label)
         np.testing.assert_array_equal(found.domain, images.domain)
     assert (made.class_names, made.domain_names) == (data.class_names, ("all",))
-    assert from_features.read(whole)[1]["card"] == encoder_folder.read_card(
-        root / "encoder"
-    )
+    assert features.read(whole)[1]["card"] == encoder_folder.read_card(root / "encoder")
 
 
 @pytest.mark.parametrize("suffix", ["npz", "safetensors"])
@@ -97,7 +95,7 @@ def test_a_command_that_was_cut_goes_on_to_the_same_file(suffix, tmp_path, work,
     assert not draft.exists()
     if suffix == "npz":
         assert pathlib.Path(path).read_bytes() == pathlib.Path(whole).read_bytes()
-    (found, about), (want, same) = (from_features.read(x) for x in (path, whole))
+    (found, about), (want, same) = (features.read(x) for x in (path, whole))
     assert about == same and found.keys() == want.keys()
     for name, array in want.items():
         np.testing.assert_array_equal(found[name], array)
@@ -139,15 +137,15 @@ def test_damaged_files_are_refused(tmp_path):
     rows = np.zeros((4, 3), np.float32)
     for suffix in ("npz", "safetensors"):
         path = tmp_path / f"x.{suffix}"
-        from_features.write(str(path), {"train_x": rows}, {})
-        assert sources.load("features", path=str(path)).train.label[0] == -1
+        features.write(str(path), {"train_x": rows}, {})
+        assert by_name.load("features", path=str(path)).train.label[0] == -1
         path.write_bytes(path.read_bytes()[:60])
         with pytest.raises(ValueError, match=path.name):
-            sources.load("features", path=str(path))
+            by_name.load("features", path=str(path))
         for wrong in (rows.astype("f8"), rows[0], rows * np.nan):
-            from_features.write(str(path), {"train_x": wrong}, {})
+            features.write(str(path), {"train_x": wrong}, {})
             with pytest.raises(ValueError, match="train_x"):
-                sources.load("features", path=str(path))
+                by_name.load("features", path=str(path))
 
 
 def test_the_commands_of_the_page_learn_as_from_images(root, monkeypatch):

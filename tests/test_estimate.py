@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 from helpers import run_directories, toy
 from jaxcl import estimate, sharding
 from jaxcl.config import build
-from jaxcl.data import stand_in
+from jaxcl.data.sources import stand_in
 from jaxcl.run import job
 
 DEVICES, AXIS = 8, sharding.AXIS
@@ -258,7 +258,7 @@ def test_blank_data_are_as_the_config_tells():
     assert hundred.train.images.shape == (50_000, 24, 24, 3)
     files = {"name": "image_folder", "path": "x", "size": 40, "resident": True}
     assert made(files, classes=3, rows=30).train.images.shape == (30, 40, 40, 3)
-    assert made({"name": "arrays", "path": "x/tiny_imagenet"}).train.load is None
+    assert made({"name": "arrays", "path": "x/tiny_imagenet"}).train.reader is None
     named = made(
         {"name": "image_lists", "domains": ("x", "y")}, {"classes": ("a", "b")}
     )

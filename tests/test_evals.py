@@ -11,7 +11,8 @@ import pytest
 
 from helpers import eval_toy
 from jaxcl import core, sharding
-from jaxcl.data import splits, stream
+from jaxcl.data import stream
+from jaxcl.data.stream import splits
 from jaxcl.evals import (
     collapse,
     embedding,

@@ -50,17 +50,11 @@ from helpers.config_functions import FUNCTIONS
 from helpers.forward import no_gradients
 from jaxcl import core, optim, plots, schema
 from jaxcl.config import build, sections
-from jaxcl.data import (
-    convert,
-    from_features,
-    from_shards,
-    graph_batches,
-    in_memory,
-    scenarios,
-    sources,
-    stream,
-)
+from jaxcl.data import stream
 from jaxcl.data.augment import graphs as augment_graphs
+from jaxcl.data.feed import graph_batches
+from jaxcl.data.sources import by_name, convert, features, in_memory, shards
+from jaxcl.data.stream import scenarios
 from jaxcl.memory import buffer
 from jaxcl.methods import online_ssl, two_view
 from jaxcl.methods.icl import ddpg
@@ -486,7 +480,7 @@ def of_source(make, options):
         }
     )
     yield summary(data)
-    yield [summary(x.load(0)) for x in data[3:6] if x is not None and x.load]
+    yield [summary(x.read(0)) for x in data[3:6] if x is not None and x.reader]
 
 
 def of_scenario(options):
@@ -547,9 +541,9 @@ def sets() -> pathlib.Path:
             is_test=label < 0,
             class_names=names,
         )
-        from_features.write(str(root / f"features{end}.npz"), rows, {})
+        features.write(str(root / f"features{end}.npz"), rows, {})
         np.savez(root / f"graphs{end}.npz", **arrays)
-        data = sources.load("npz", path=str(root / f"set{end}.npz"))
+        data = by_name.load("npz", path=str(root / f"set{end}.npz"))
         convert.write_arrays(data, str(root / f"arrays{end}"))
         folder = root / f"folder{end}"
         for row, pixels in enumerate(images):
@@ -578,8 +572,8 @@ def sets() -> pathlib.Path:
         (root / f"lists{end}").mkdir()
         for file in folder.glob("*.txt"):
             (root / f"lists{end}" / file.name).write_text("".join(lines[:9]))
-        data = sources.load("image_folder", path=str(folder), test=0.0)
-        from_shards.write_shards(data, str(root / f"shards{end}"))
+        data = by_name.load("image_folder", path=str(folder), test=0.0)
+        shards.write_shards(data, str(root / f"shards{end}"))
     (root / "classes.txt").write_text("c\nb\n")
     (root / "names.txt").write_text("x\ny\nz\n")
     (root / "numbers.txt").write_text("2\n1\n")
@@ -850,7 +844,7 @@ ALWAYS = {
 PATH_OPTIONS = ("path", "classes", "lists", "class_names")
 PATHS = {
     "top": ("start", "teacher", "checkpoint", "plasticity_from", "loggers"),
-    **{f"source {x}": PATH_OPTIONS for x in sources.SOURCES},
+    **{f"source {x}": PATH_OPTIONS for x in by_name.SOURCES},
     "source tfds": (*PATH_OPTIONS, "image_key"),
     "source in_memory": ("set", "sha256"),
 }
@@ -945,7 +939,7 @@ BESIDE = {
     },
 }
 
-for _name, _make in sources.SOURCES.items():
+for _name, _make in by_name.SOURCES.items():
     if "validation" in schema.option_of(_make):
         BESIDE.setdefault(f"source {_name}", {})["seed"] = {"validation": 0.5}
 

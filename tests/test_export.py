@@ -21,8 +21,11 @@ import test_methods
 from helpers import config_files, graph_sets, pages, run_directories, toy
 from jaxcl import cli
 from jaxcl.config import build, checks
-from jaxcl.data import graph_arrays, stream, toys
+from jaxcl.data import stream
 from jaxcl.data.augment import images as augment_images
+from jaxcl.data.images import readers
+from jaxcl.data.sources import toys
+from jaxcl.data.stream import graph_arrays
 from jaxcl.evals import embedding
 from jaxcl.nets import positions
 from jaxcl.run import checkpoint, encoder_folder, finish, result_file
@@ -237,7 +240,8 @@ def test_a_list_is_resized_as_a_set_that_streams(trained, tmp_path, resize):
     sizes = [(20, 13), (8, 8), (11, 30), (16, 16), (9, 12)]
     images = [rng.integers(0, 256, (*size, 1), np.uint8) for size in sizes]
     label = np.zeros(len(images), np.int32)
-    examples = stream.Examples(label, label, load=images.__getitem__)
+    reader = readers.FunctionRows(images.__getitem__, len(images), "list")
+    examples = stream.Examples(label, label, reader=reader)
     work = run_directories.untried(tmp_path, tasks=1, **RUN)
     state = toy.saved(work, trained[0]).state
     parts = run_directories.eval_parts(work)._replace(resize=resize)

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from jaxcl import cli
-from jaxcl.data import fetch, sources
+from jaxcl.data.sources import by_name, fetch
 
 RNG = np.random.default_rng(0)
 ROWS = {"train": 7, "test": 4}
@@ -127,7 +127,7 @@ def known(monkeypatch, name, contents, server=None):
 
 
 def check_arrays(name, out):
-    data = sources.load("arrays", path=str(out))
+    data = by_name.load("arrays", path=str(out))
     assert data.name == name
     for split, labels in LABELS.items():
         part = getattr(data, split)
@@ -190,7 +190,7 @@ def test_stl10_with_and_without_its_unlabelled_images(tmp_path, monkeypatch):
         (tmp_path / "archive").write_bytes(packed)
         out = tmp_path / "new" / name
         fetch.fetch_set(name, str(out), source=str(tmp_path / "archive"))
-        data = sources.load("arrays", path=str(out))
+        data = by_name.load("arrays", path=str(out))
         assert data.class_names[0] == "airplane" and data.class_names[9] == "truck"
         images, label = want["train"]
         if name != "stl10":
@@ -232,7 +232,7 @@ def test_tiny_imagenet(tmp_path, monkeypatch):
     fetch.fetch_set(
         "tiny_imagenet", str(tmp_path / "x"), source=str(tmp_path / "archive")
     )
-    data = sources.load("arrays", path=str(tmp_path / "x"))
+    data = by_name.load("arrays", path=str(tmp_path / "x"))
     assert data.class_names == wnids and data.decoder == "pillow"
     for split, rows in want.items():
         part, rows = getattr(data, split), sorted(rows, key=lambda row: row[:2])

@@ -19,7 +19,7 @@ from jaxcl import errors
 from jaxcl.api import fit as fitting
 from jaxcl.api import inputs, result
 from jaxcl.config import build, own_images
-from jaxcl.data import identity
+from jaxcl.data.stream import identity
 from jaxcl.run import encoder_folder, job, result_file, train
 
 ROOT = pathlib.Path(__file__).parents[1]

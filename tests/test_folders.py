@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from jaxcl.config import own_images
-from jaxcl.data import sources
+from jaxcl.data.sources import by_name
 
 MARK = b"\xef\xbb\xbf"
 
@@ -22,7 +22,7 @@ def numbered(*folders, count=3):
 
 
 def load(root, **options):
-    return sources.load("image_folder", path=str(root), **options)
+    return by_name.load("image_folder", path=str(root), **options)
 
 
 def refused(root, *words):
@@ -67,7 +67,7 @@ def test_splits_below_classes(tmp_path, held_out):
     parts |= {"val": data.validation} if len(held_out) == 2 else {}
     assert data.validation is None or len(held_out) == 2
     for split, part in parts.items():
-        names = [part.load.name(row) for row in range(len(part.label))]
+        names = [part.reader.name(row) for row in range(len(part.label))]
         assert len(names) == 6 and all(f"/{split}/" in name for name in names)
         for name, label in zip(names, part.label, strict=True):
             assert f"/{'ab'[label]}/" in name
@@ -110,7 +110,7 @@ def test_domains_above_classes(tmp_path):
             zip(part.label, part.domain, strict=True)
         ):
             place = f"{data.domain_names[domain]}/{data.class_names[label]}/"
-            assert place in part.load.name(row)
+            assert place in part.reader.name(row)
     (tmp_path / "keep").write_text("house\ndog\n")
     kept = load(tmp_path, folders="domains", classes=str(tmp_path / "keep"))
     assert kept.class_names == ("house", "dog") and set(kept.train.label) == {0, 1}
@@ -169,9 +169,9 @@ def test_a_mark_before_the_first_name_is_no_part_of_it(tmp_path):
     folder |= {"classes": str(tmp_path / "keep"), "test": 0.0}
     lists = {"name": "image_lists", "path": str(tmp_path / "a"), "train": "l.txt"}
     lists |= {"test": None, "class_names": str(tmp_path / "names")}
-    assert sources.load(**folder).class_names == ("cat", "owl")
-    assert sources.load(**lists).class_names == ("cat", "dog")
-    both = sources.load("joined", sets=[folder, lists])
+    assert by_name.load(**folder).class_names == ("cat", "owl")
+    assert by_name.load(**lists).class_names == ("cat", "dog")
+    both = by_name.load("joined", sets=[folder, lists])
     assert both.class_names == ("cat", "owl", "dog")
     names = [both.class_names[x] for x in both.train.label]
     assert names == ["cat"] * 3 + ["owl"] * 3 + ["cat", "dog"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from helpers import graph_sets, twins
-from jaxcl.data import graph_arrays
+from jaxcl.data.stream import graph_arrays
 from jaxcl.nets import gcn, gin
 
 SMALL = dict(nodes=30, edges=80, graphs=5)

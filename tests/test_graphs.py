@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from helpers import graph_sets
-from jaxcl.data import from_graphs, graph_arrays, stream
+from jaxcl.data import stream
+from jaxcl.data.sources import graphs
+from jaxcl.data.stream import graph_arrays
 
 
 def dense(batch, slot):
@@ -46,7 +48,7 @@ ATTRIBUTES = [[0.5], [3.0], [0.0], [1.0], [-2.0], [0.25], [7.0]]
 
 def read_graphs(path, **options):
     """The graphs of a source, all of which are for training."""
-    return from_graphs.graphs(path=str(path), **options).train.graphs
+    return graphs.graphs(path=str(path), **options).train.graphs
 
 
 def write(path, **arrays):
@@ -207,7 +209,7 @@ def test_tu_text_refuses_what_does_not_fit(tmp_path, files, message):
 @pytest.mark.parametrize("std", ["sample", "population"])
 def test_degree_profile_equals_loops(std):
     made = graph_sets.random_set(20, np.random.default_rng(0))
-    got = from_graphs.degree_profile(made.edges, len(made.features), std=std)
+    got = graphs.degree_profile(made.edges, len(made.features), std=std)
     neighbours = [made.edges[1, made.edges[0] == v] for v in range(len(got))]
     spread = statistics.pstdev if std == "population" else statistics.stdev
     for v, near in enumerate(neighbours):

@@ -14,17 +14,11 @@ import pytest
 from PIL import Image
 
 from helpers import toy
-from jaxcl import cli
+from jaxcl import cli, storage
 from jaxcl.config import build, checks, resolve, sections
-from jaxcl.data import (
-    from_graphs,
-    identity,
-    image_files,
-    listing,
-    prefetch,
-    sources,
-    storage,
-)
+from jaxcl.data.images import crops, decode, listing, readers
+from jaxcl.data.sources import by_name, graphs
+from jaxcl.data.stream import identity
 from jaxcl.evals import knn, linear, logistic, svm
 
 
@@ -56,7 +50,7 @@ def test_links_in_circles_multiply_no_row(tmp_path):
         ("test/class0/far", str(tmp_path)),
     ):
         (root / where).symlink_to(target, target_is_directory=True)
-    data = sources.load("image_folder", path=str(root))
+    data = by_name.load("image_folder", path=str(root))
     assert np.bincount(data.train.label).tolist() == [5, 5]
     assert np.bincount(data.test.label).tolist() == [5, 5]
 
@@ -76,20 +70,20 @@ def test_names_that_are_not_utf8(tmp_path):
     root = folders(tmp_path / "set")
     odd = os.fsencode(root / "train" / "class0") + b"/n\xff\xfe.png"
     os.rename(root / "train" / "class0" / "3.png", odd)
-    data = sources.load("image_folder", path=str(root), size=4)
-    assert sorted(data.train.load(row)[0, 0, 0] for row in range(5)) == [*range(5)]
+    data = by_name.load("image_folder", path=str(root), size=4)
+    assert sorted(data.train.read(row)[0, 0, 0] for row in range(5)) == [*range(5)]
     os.mkdir(os.fsencode(root / "train") + b"/\xff")
     with pytest.raises(ValueError, match=r"\\xff'.*UTF-8"):
-        sources.load("image_folder", path=str(root))
+        by_name.load("image_folder", path=str(root))
 
 
 def test_a_pipe_among_the_images(tmp_path):
     root = folders(tmp_path / "set")
     os.mkfifo(root / "train" / "class0" / "pipe.jpg")
-    data = sources.load("image_folder", path=str(root))
-    row = [data.train.load.name(i)[-8:] for i in range(6)].index("pipe.jpg")
-    with pytest.raises(image_files.Unreadable, match="pipe.jpg"):
-        data.train.load(row)
+    data = by_name.load("image_folder", path=str(root))
+    row = [data.train.reader.name(i)[-8:] for i in range(6)].index("pipe.jpg")
+    with pytest.raises(decode.Unreadable, match="pipe.jpg"):
+        data.train.read(row)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +111,7 @@ def test_a_pipe_in_place_of_a_file(name, file, tmp_path):
         "image_lists": {"train": file, "test": None},
     }.get(name, {})
     with pytest.raises((ValueError, OSError), match=f"{file}"):
-        sources.load(name, path=path, **options)
+        by_name.load(name, path=path, **options)
 
 
 def test_a_file_or_link_of_another_kind_is_said_when_it_is_read(tmp_path):
@@ -126,11 +120,11 @@ def test_a_file_or_link_of_another_kind_is_said_when_it_is_read(tmp_path):
     (tmp_path / "b.png").symlink_to("b.png")  # leads to itself
     names = listing.images(str(tmp_path))
     assert [os.path.basename(name) for name in names] == ["a.png", "b.png"]
-    how = image_files.Decoding("pillow")
-    reader = image_files.of_files(str(tmp_path), [b"a.png", b"b.png"], how)
+    how = decode.Decoding("pillow")
+    reader = readers.of_files(str(tmp_path), [b"a.png", b"b.png"], how)
     for row in range(2):
-        with pytest.raises(image_files.Unreadable, match=f"{'ab'[row]}.png"):
-            reader(row)
+        with pytest.raises(decode.Unreadable, match=f"{'ab'[row]}.png"):
+            reader.read(row)
 
 
 # Sizes
@@ -169,12 +163,12 @@ def peak(function) -> int:
 
 @pytest.mark.parametrize("data", [png(25_000, 25_000), jpeg(60_000, 60_000)])
 def test_an_image_of_too_many_pixels_is_refused_by_its_header(data, decoder):
-    def decode(**options):
-        with pytest.raises(image_files.Unreadable, match=r"x.img.*max_pixels="):
-            image_files.Decoding(decoder, **options)(data, "x.img")
+    def read(**options):
+        with pytest.raises(decode.Unreadable, match=r"x.img.*max_pixels="):
+            decode.Decoding(decoder, **options)(data, "x.img")
 
-    assert peak(decode) < 10e6
-    decode(max_pixels=10**8)
+    assert peak(read) < 10e6
+    read(max_pixels=10**8)
 
 
 def test_pillows_own_limit_is_that_of_the_process(decoder, monkeypatch):
@@ -182,34 +176,34 @@ def test_pillows_own_limit_is_that_of_the_process(decoder, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 40)
     stream = io.BytesIO()
     Image.fromarray(np.full((10, 20, 3), 90, np.uint8)).save(stream, "PNG")
-    decode = image_files.Decoding(decoder, max_pixels=200)
-    with pytest.raises(image_files.Unreadable, match="MAX_IMAGE_PIXELS=40"):
-        decode(stream.getvalue(), "x")
+    decoding = decode.Decoding(decoder, max_pixels=200)
+    with pytest.raises(decode.Unreadable, match="MAX_IMAGE_PIXELS=40"):
+        decoding(stream.getvalue(), "x")
     assert Image.MAX_IMAGE_PIXELS == 40
     assert cli.main(["train", "no_such_config"]) == 2
-    assert (decode(stream.getvalue(), "x") == 90).all()
-    with pytest.raises(image_files.Unreadable, match="max_pixels=199"):
-        decode._replace(max_pixels=199)(stream.getvalue(), "x")
+    assert (decoding(stream.getvalue(), "x") == 90).all()
+    with pytest.raises(decode.Unreadable, match="max_pixels=199"):
+        decoding._replace(max_pixels=199)(stream.getvalue(), "x")
 
 
 def test_the_limit_on_pixels_is_an_option_of_the_source(decoder, tmp_path):
     image(tmp_path / "a" / "x.png", size=(10, 20))
     image(tmp_path / "a" / "y.png", size=(10, 20), value=1)
     load = {"path": str(tmp_path), "test": 0.0, "decoder": decoder}
-    data = sources.load("image_folder", **load, max_pixels=200)
-    assert data.train.load(0).shape == (10, 20, 3)
-    data = sources.load("image_folder", **load, max_pixels=199)
-    with pytest.raises(image_files.Unreadable, match=r"10 x 20 pixels.*max_pixels=199"):
-        data.train.load(0)
+    data = by_name.load("image_folder", **load, max_pixels=200)
+    assert data.train.read(0).shape == (10, 20, 3)
+    data = by_name.load("image_folder", **load, max_pixels=199)
+    with pytest.raises(decode.Unreadable, match=r"10 x 20 pixels.*max_pixels=199"):
+        data.train.read(0)
 
 
 def test_a_line_of_pixels_is_not_blown_up(tmp_path):
-    crop = prefetch.CenterCrop(64, 64, decoder="pillow")
+    crop = crops.CenterCrop(64, 64, decoder="pillow")
     assert crop(np.zeros((1, 100, 3), np.uint8)).shape == (64, 64, 3)
     image(tmp_path / "a" / "x.png", size=(1, 70_000))
-    data = sources.load("image_folder", path=str(tmp_path), test=0.0, size=64)
-    with pytest.raises(image_files.Unreadable, match=r"x.png.*1 x 70000"):
-        data.train.load(0)
+    data = by_name.load("image_folder", path=str(tmp_path), test=0.0, size=64)
+    with pytest.raises(decode.Unreadable, match=r"x.png.*1 x 70000"):
+        data.train.read(0)
 
 
 def npy(shape, dtype="|u1", data=b""):
@@ -240,10 +234,10 @@ def test_headers_of_arrays_that_lie(tmp_path, shape):
 
     for source, where in (("npz", path), ("graphs", graphs)):
         with pytest.raises(ValueError, match=f"{where}"):
-            sources.load(source, path=where)
+            by_name.load(source, path=where)
     for resident in (True, False):
         with pytest.raises(ValueError, match="i.npy"):
-            sources.load("arrays", path=str(tmp_path), resident=resident)
+            by_name.load("arrays", path=str(tmp_path), resident=resident)
 
 
 def test_a_directory_of_an_archive_that_lies(tmp_path):
@@ -255,7 +249,7 @@ def test_a_directory_of_an_archive_that_lies(tmp_path):
     data[at : at + 8] = struct.pack("<II", 2**31, 2**32 - 2)
     path.write_bytes(data)
     with pytest.raises(ValueError, match="x.npz"):
-        sources.load("npz", path=str(path))
+        by_name.load("npz", path=str(path))
 
 
 def test_packed_images_that_lie(tmp_path):
@@ -267,7 +261,7 @@ def test_packed_images_that_lie(tmp_path):
             **{f"x__{key}": value for key, value in arrays.items()},
         )
         with pytest.raises(ValueError, match="x.npz.*x__shape"):
-            sources.load("npz", path=str(tmp_path / "x.npz"))
+            by_name.load("npz", path=str(tmp_path / "x.npz"))
 
 
 # Labels, classes, channels
@@ -285,14 +279,14 @@ def test_packed_images_that_lie(tmp_path):
 def test_labels_that_no_class_can_have(tmp_path, label, said):
     np.savez(tmp_path / "x.npz", x=np.zeros((2, 4, 4, 3), np.uint8), y=label)
     with pytest.raises(ValueError, match=said):
-        sources.load("npz", path=str(tmp_path / "x.npz"))
+        by_name.load("npz", path=str(tmp_path / "x.npz"))
     np.save(tmp_path / "i.npy", np.zeros((2, 4, 4, 3), np.uint8))
     np.save(tmp_path / "l.npy", label)
     entries = {"images": {"file": "i.npy"}, "label": {"file": "l.npy"}}
     (tmp_path / "meta.json").write_text(json.dumps({"splits": {"train": entries}}))
     for resident in (True, False):
         with pytest.raises(ValueError, match=said):
-            sources.load("arrays", path=str(tmp_path), resident=resident)
+            by_name.load("arrays", path=str(tmp_path), resident=resident)
 
 
 def graph_file(path, **changes):
@@ -319,9 +313,9 @@ def graph_file(path, **changes):
     ],
 )
 def test_graphs_that_cannot_be(tmp_path, changes, said):
-    assert len(sources.load("graphs", path=graph_file(tmp_path / "g.npz")).train.label)
+    assert len(by_name.load("graphs", path=graph_file(tmp_path / "g.npz")).train.label)
     with pytest.raises(ValueError, match=said):
-        sources.load("graphs", path=graph_file(tmp_path / "g.npz", **changes))
+        by_name.load("graphs", path=graph_file(tmp_path / "g.npz", **changes))
 
 
 def test_unsigned_pointers_do_not_rise_by_falling(tmp_path):
@@ -332,23 +326,23 @@ def test_unsigned_pointers_do_not_rise_by_falling(tmp_path):
         label=np.array([0, 0]),
     )
     with pytest.raises(ValueError, match="graph_ptr"):
-        sources.load("graphs", path=path)
+        by_name.load("graphs", path=path)
 
 
 def test_node_labels_of_too_many_kinds(tmp_path, monkeypatch):
     path = graph_file(tmp_path / "g.npz", node_label=np.array([3, 5]))
-    monkeypatch.setattr(from_graphs, "_ENTRIES", 4)
-    assert sources.load("graphs", path=path).train.graphs.features.shape == (2, 2)
-    monkeypatch.setattr(from_graphs, "_ENTRIES", 3)
+    monkeypatch.setattr(graphs, "_ENTRIES", 4)
+    assert by_name.load("graphs", path=path).train.graphs.features.shape == (2, 2)
+    monkeypatch.setattr(graphs, "_ENTRIES", 3)
     with pytest.raises(ValueError, match="config.data.features"):
-        sources.load("graphs", path=path)
+        by_name.load("graphs", path=path)
 
 
 def test_classes_of_one_name(tmp_path):
     images = np.zeros((2, 4, 4, 3), np.uint8)
     np.savez(tmp_path / "x.npz", x=images, y=[0, 1], class_names=["cat", "cat"])
     with pytest.raises(ValueError, match=r"class_names.*\['cat'\]"):
-        sources.load("npz", path=str(tmp_path / "x.npz"))
+        by_name.load("npz", path=str(tmp_path / "x.npz"))
 
 
 @pytest.mark.parametrize(
@@ -376,7 +370,7 @@ def test_classes_of_one_name(tmp_path):
 def test_a_meta_json_of_other_types(tmp_path, meta, said):
     (tmp_path / "meta.json").write_text(json.dumps(meta))
     with pytest.raises(ValueError, match=f"meta.json.*{said}"):
-        sources.load("arrays", path=str(tmp_path))
+        by_name.load("arrays", path=str(tmp_path))
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "{", "\xff", "1" * 5000])
@@ -422,11 +416,11 @@ def test_files_are_the_same_where_their_bytes_are(tmp_path):
     root = folders(tmp_path)
     os.link(root / "train/class0/1.png", root / "test/class1/copy.png")
     (root / "train/class1/gone.png").symlink_to("nowhere")
-    data = sources.load("image_folder", path=str(root), on_corrupt="skip")
+    data = by_name.load("image_folder", path=str(root), on_corrupt="skip")
     found = identity.describe_duplicates(identity.identify(data), "x")
     assert found.startswith("x: 1 rows of test are in train, too (such as ")
     assert "train/class0/1.png" in found and "test/class1/copy.png" in found
-    joined = sources.load(
+    joined = by_name.load(
         "joined", sets=[{"name": "image_folder", "path": str(root)}] * 2
     )
     assert "10 rows of train repeat" in identity.describe_duplicates(
@@ -471,17 +465,17 @@ def test_grey_train_and_coloured_test_images(tmp_path):
     grey, coloured = (np.zeros((2, 4, 4, c), np.uint8) for c in (1, 3))
     np.savez(tmp_path / "x.npz", train_x=grey, test_x=coloured)
     with pytest.raises(ValueError, match="1 in train, 3 in test"):
-        sources.load("npz", path=str(tmp_path / "x.npz"))
+        by_name.load("npz", path=str(tmp_path / "x.npz"))
     splits = {}
     for split, x in (("train", grey), ("test", coloured)):
         np.save(tmp_path / f"{split}.npy", x)
         splits[split] = {"images": {"file": f"{split}.npy"}}
     (tmp_path / "meta.json").write_text(json.dumps({"splits": splits}))
     with pytest.raises(ValueError, match="1 in train, 3 in test"):
-        sources.load("arrays", path=str(tmp_path), resident=False)
+        by_name.load("arrays", path=str(tmp_path), resident=False)
     sets = []
     for name, x in (("a", grey), ("b", coloured)):
         np.savez(tmp_path / f"{name}.npz", train_x=x)
         sets.append({"name": "npz", "path": str(tmp_path / f"{name}.npz")})
     with pytest.raises(ValueError, match="sets.* 1 .* 3 channels"):
-        sources.load("joined", sets=sets)
+        by_name.load("joined", sets=sets)

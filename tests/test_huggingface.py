@@ -2,7 +2,6 @@
 
 import io
 import json
-import pickle
 import re
 
 import numpy as np
@@ -12,7 +11,8 @@ from PIL import Image
 from pyarrow import parquet
 
 from jaxcl.config import own_images
-from jaxcl.data import from_huggingface, image_files, sources
+from jaxcl.data.images import decode
+from jaxcl.data.sources import by_name, huggingface
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (7, 6, 5, 3), np.uint8)
@@ -75,7 +75,7 @@ def in_parquet(root, names=("data/{}-00000-of-00001",), **options):
 
 def load(path, **options):
     options = {"decoder": "pillow", **options}
-    return sources.load("huggingface", path=str(path), **options)
+    return by_name.load("huggingface", path=str(path), **options)
 
 
 def check(data, pixels=PIXELS, labels=LABELS):
@@ -84,7 +84,7 @@ def check(data, pixels=PIXELS, labels=LABELS):
         assert part.label.tolist() == labels[rows].tolist()
         images = part.images
         if images is None:
-            images = [part.load(row) for row in range(len(part.label))]
+            images = [part.read(row) for row in range(len(part.label))]
         np.testing.assert_array_equal(images, pixels[rows])
 
 
@@ -107,11 +107,10 @@ def test_arrow_files(tmp_path):
     data = load(saved(tmp_path / "pets"))
     check(data)
     assert data.name == "pets" and data.class_names == NAMES
-    assert data.decoder == "pillow" and data.train.load.channels == 3
-    again = pickle.loads(pickle.dumps(data.train.load))  # as a worker gets it
-    np.testing.assert_array_equal(again(3), PIXELS[3])
-    assert "data-00001-of-00002.arrow (row 1)" in again.name(3)
-    assert again.raw(3) == encoded(PIXELS[3])
+    assert data.decoder == "pillow" and data.train.reader.channels == 3
+    reader = data.train.reader
+    assert "data-00001-of-00002.arrow (row 1)" in reader.name(3)
+    assert reader.raw(3) == encoded(PIXELS[3])
     # A single split has a name of its own, or is the train split.
     for state, split in (({}, "train"), ({"_split": "all"}, "all")):
         write_arrow(tmp_path / split, table(ROWS["train"]), **state)
@@ -128,14 +127,14 @@ def test_options_reach_the_rows(tmp_path):
     held = load(root, test_split=None, validation_split="test")
     assert held.test is None and len(held.validation.label) == 2
     grey = load(root, channels=1)
-    assert grey.train.load(0).shape == (6, 5, 1)
+    assert grey.train.read(0).shape == (6, 5, 1)
     unlabelled = load(root, label_key=None)
     assert unlabelled.class_names == () and {*unlabelled.train.label.tolist()} == {-1}
     (tmp_path / "names").write_text("cat\nant\n")
     some = load(root, classes=str(tmp_path / "names"))
     assert some.class_names == ("cat", "ant")
     assert some.train.label.tolist() == [1, 0, 1]
-    np.testing.assert_array_equal(some.train.load(1), PIXELS[2])
+    np.testing.assert_array_equal(some.train.read(1), PIXELS[2])
     for options, words in (
         ({"train_split": "all"}, r"train_split='all'.*\['test', 'train'\]"),
         ({"validation_split": "val"}, "validation_split='val'"),
@@ -147,7 +146,7 @@ def test_options_reach_the_rows(tmp_path):
         ({"decoder": "turbo"}, "decoder='turbo'"),
     ):
         with pytest.raises(ValueError, match=words):
-            load(root, **options).train.load(0)
+            load(root, **options).train.read(0)
 
 
 def test_a_set_that_is_written_anew_is_read_anew(tmp_path):
@@ -162,10 +161,10 @@ def test_a_set_that_is_written_anew_is_read_anew(tmp_path):
         for rows in ROWS.values():
             pixels[rows] = PIXELS[rows][::-1] if shift else PIXELS[rows]
         check(load(tmp_path), pixels, labels)
-    assert from_huggingface.guess_options(str(tmp_path))["test_split"] == "test"
+    assert huggingface.guess_options(str(tmp_path))["test_split"] == "test"
     unknown = table(ROWS["test"], label=[-1, -1])
     parquet.write_table(unknown, tmp_path / "test.parquet")
-    assert from_huggingface.guess_options(str(tmp_path))["test_split"] is None
+    assert huggingface.guess_options(str(tmp_path))["test_split"] is None
 
 
 def test_labels_of_every_kind(tmp_path):
@@ -205,7 +204,7 @@ def test_images_of_every_kind(kind, tmp_path):
     (tmp_path / "a/dataset_dict.json").write_text(json.dumps({"splits": [*ROWS]}))
     check(load(tmp_path / "a"))
     check(load(tmp_path / "b"))
-    raw = load(tmp_path / "a").train.load.raw(1)
+    raw = load(tmp_path / "a").train.reader.raw(1)
     assert raw == encoded(PIXELS[1])
 
 
@@ -224,8 +223,8 @@ def test_images_that_are_none(image, kind, tmp_path):
     made = pa.table({"image": pa.array([image], kind), "label": [0]})
     write_arrow(tmp_path, made, parts=1)
     data = load(tmp_path, test_split=None, channels=1, max_pixels=8)
-    with pytest.raises(image_files.Unreadable, match=r"\(row 0\)"):
-        data.train.load(0)
+    with pytest.raises(decode.Unreadable, match=r"\(row 0\)"):
+        data.train.read(0)
 
 
 @pytest.mark.parametrize(
@@ -251,7 +250,7 @@ def test_files_that_are_damaged(tmp_path):
     for bad in (b"", b"none at all", whole[: len(whole) // 2], whole[8:]):
         file.unlink()  # what is mapped stays as it was
         file.write_bytes(bad)
-        from_huggingface._column.cache_clear()
+        huggingface._column.cache_clear()
         with pytest.raises(ValueError, match=r"00000-of-00002.arrow"):
             load(root)
     file.unlink()
@@ -281,7 +280,7 @@ def test_offsets_that_lead_out_of_the_file(tmp_path):
     file.unlink()
     file.write_bytes(data.replace(offsets.tobytes(), wrong))
     with pytest.raises(ValueError, match=r"arrow"):
-        load(tmp_path, test_split=None).train.load(0)
+        load(tmp_path, test_split=None).train.read(0)
 
 
 def test_labels_that_are_none(tmp_path):
@@ -295,7 +294,7 @@ def test_labels_that_are_none(tmp_path):
         ([0, 1, 2, 1, 0], (1, 2, 3), r"names of 'label'\[0\]=1"),
     ):
         write_arrow(tmp_path, table(rows, names, label=labels))
-        from_huggingface._column.cache_clear()
+        huggingface._column.cache_clear()
         with pytest.raises(ValueError, match=words):
             load(tmp_path, test_split=None)
 
@@ -359,7 +358,7 @@ def test_a_path_says_how_a_set_is_read(write, told, tmp_path):
     keys = {"image_key": "image", "label_key": "label", "train_split": "train"}
     named = {"name": "huggingface", "path": str(root)}
     assert section == named | keys | held_out | told
-    data = sources.load(**section)
+    data = by_name.load(**section)
     assert len(data.train.label) + len(data.test.label) == (5 if held_out else 7)
 
 
@@ -377,11 +376,11 @@ def test_columns_of_other_names_are_found(tmp_path):
     write(tmp_path / "test", rows, [-1] * 5)
     splits = {"splits": ["validation", "test", "train"]}
     (tmp_path / "dataset_dict.json").write_text(json.dumps(splits))
-    told = from_huggingface.guess_options(str(tmp_path))
+    told = huggingface.guess_options(str(tmp_path))
     assert (told["image_key"], told["label_key"]) == ("img", "fine")
     assert told["test_split"] == "validation"  # the other has no labels
     write(tmp_path / "bare", rows, LABELS[rows], names=())
-    assert from_huggingface.guess_options(str(tmp_path / "bare"))["label_key"] is None
+    assert huggingface.guess_options(str(tmp_path / "bare"))["label_key"] is None
 
 
 def test_what_the_real_library_saves(tmp_path):
@@ -417,11 +416,11 @@ def test_what_the_real_library_saves(tmp_path):
             load(tmp_path / root, image_key="array")
         section = own_images.make_section(tmp_path / root)
         assert section["name"] == "huggingface" and section["test_split"] == "test"
-        check(sources.load(**section))
+        check(by_name.load(**section))
     assert own_images.make_section(tmp_path / "some")["test"] == 0.2
     some = load(tmp_path / "some", test_split=None).train
     assert some.label.tolist() == LABELS[[4, 0, 2]].tolist()
-    np.testing.assert_array_equal(some.load(1), PIXELS[0])
+    np.testing.assert_array_equal(some.read(1), PIXELS[0])
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,11 @@ from jax import flatten_util
 from helpers import interpreted, twins
 from helpers import loss_twins as f64
 from jaxcl import core, optim, sharding
-from jaxcl.data import graph_arrays, graph_batches, scenarios, stream, toys
+from jaxcl.data import stream
 from jaxcl.data.augment import graphs as augment_graphs
+from jaxcl.data.feed import graph_batches
+from jaxcl.data.sources import toys
+from jaxcl.data.stream import graph_arrays, scenarios
 from jaxcl.losses import incremental
 from jaxcl.methods import icl
 from jaxcl.methods.icl import orders

@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from helpers import small_sets
-from jaxcl.data import identity, sources
+from jaxcl.data.sources import by_name
+from jaxcl.data.stream import identity
 
 
 def images(root, names, value=10, time=1_700_000_000):
@@ -19,7 +20,7 @@ def images(root, names, value=10, time=1_700_000_000):
 
 
 def known(root, **options):
-    return identity.identify(sources.load("image_folder", path=str(root), **options))
+    return identity.identify(by_name.load("image_folder", path=str(root), **options))
 
 
 NAMES = [f"{c}/{i}.bmp" for c in "ab" for i in range(4)]
@@ -65,6 +66,12 @@ def test_times_matter_only_where_bytes_are_not_read(tmp_path, monkeypatch):
     assert many.digest() != before.digest()
     images(tmp_path, NAMES[:1], time=1_900_000_000)
     assert "1 (" in identity.describe_changes(many, known(tmp_path))
+    data = by_name.load("image_folder", path=str(tmp_path))
+    data = data._replace(test=small_sets.examples([0, 1]))  # which is in memory
+    one = identity.without_times(data, identity.identify(data))
+    images(tmp_path, NAMES, time=2_000_000_000)
+    two = identity.without_times(data, identity.identify(data))
+    assert one.digest() == two.digest() and one.marks[one.rows("test")].all()
 
 
 def test_corrected_labels_are_a_change(tmp_path):
@@ -76,9 +83,9 @@ def test_corrected_labels_are_a_change(tmp_path):
     (tmp_path / "list.txt").write_text("a.png 0\nb.png 1\n")
     images(tmp_path, ["a.png", "b.png"])
     options = {"path": str(tmp_path), "train": "list.txt", "test": None}
-    before = identity.identify(sources.load("image_lists", **options))
+    before = identity.identify(by_name.load("image_lists", **options))
     (tmp_path / "list.txt").write_text("a.png 1\nb.png 1\n")
-    after = identity.identify(sources.load("image_lists", **options))
+    after = identity.identify(by_name.load("image_lists", **options))
     assert "a.png" in identity.describe_changes(before, after)
 
 

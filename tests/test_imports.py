@@ -23,7 +23,7 @@ ROWS = (
     ("nets", "data"),
     ("losses", "memory"),
     ("plots", "sharding", "optim", "metrics", "schema", "lookup", "core")
-    + ("numerics", "errors"),
+    + ("storage", "numerics", "errors"),
 )
 RANK = {
     name: (row, at) for row, names in enumerate(ROWS) for at, name in enumerate(names)
@@ -65,6 +65,17 @@ def test_imports_go_down(name):
         above, below = part(name), part(other)
         allowed = above == below or RANK[above] < RANK[below]
         assert allowed, f"{name} imports {other}"
+
+
+# Rooms of jaxcl/data, and the other rooms that each one knows.
+ROOMS = {"images": "", "stream": "images", "augment": "stream"}
+ROOMS |= dict.fromkeys(("sources", "feed"), "images stream")
+
+
+@pytest.mark.parametrize("name", sorted(x for x in MODULES if "jaxcl.data." in x))
+def test_rooms_of_data_know_those_below(name):
+    room, *met = (x.split(".")[2] for x in (name, *imported(name)) if "data." in x)
+    assert {*met} <= {room, *ROOMS[room].split()}
 
 
 def circle(name, path=()):

@@ -5,7 +5,8 @@ import gc
 import numpy as np
 import pytest
 
-from jaxcl.data import in_memory, scenarios, sources
+from jaxcl.data.sources import by_name, in_memory
+from jaxcl.data.stream import scenarios
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (20, 4, 4, 3)).astype(np.uint8)
 LABELS = np.arange(20) % 4
@@ -13,7 +14,7 @@ LABELS = np.arange(20) % 4
 
 def read(held, **options):
     section = held.section | options
-    return sources.load(section.pop("name"), **section)
+    return by_name.load(section.pop("name"), **section)
 
 
 def test_the_source_gives_what_was_handed_over():
@@ -68,14 +69,14 @@ def test_a_set_is_found_by_its_bytes_and_other_ones_are_refused_by_name():
     gc.collect()
     still = in_memory.store_set("mine", changed, labels=LABELS)
     with pytest.raises(ValueError) as error:
-        sources.load(**wanted)
+        by_name.load(**wanted)
     told = str(error.value)
     assert "config.data.set='mine'" in told and wanted["sha256"] in told
     assert still.sha256 in told
     del still
     gc.collect()
     with pytest.raises(ValueError, match=r"config\.data\.set='mine'"):
-        sources.load(**wanted)
+        by_name.load(**wanted)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ def test_what_is_no_set_of_images_is_refused(images, more, words):
 def test_images_of_one_set_are_judged_by_all_of_another():
     train = in_memory.store_set("train", IMAGES, domains=[0, 1] * 10)
     test = in_memory.store_set("test", IMAGES[:8], labels=["x", "y"] * 4)
-    data = sources.load("judged_by", train=train.section, test=test.section)
+    data = by_name.load("judged_by", train=train.section, test=test.section)
     assert data.class_names == ("x", "y") and data.domain_names == ("0", "1")
     assert (data.train.label == -1).all() and len(data.train.label) == 20
     np.testing.assert_array_equal(data.test.label, [0, 1] * 4)
@@ -109,4 +110,4 @@ def test_images_of_one_set_are_judged_by_all_of_another():
     assert [len(task.test) for task in tasks] == [8, 8]  # each on all of them
     with pytest.raises(ValueError, match=r"config\.data\.test"):
         graphs = {"name": "rings_and_trees"}
-        sources.load("judged_by", train=train.section, test=graphs)
+        by_name.load("judged_by", train=train.section, test=graphs)

@@ -23,7 +23,7 @@ import jaxcl
 from helpers import pages, twins
 from jaxcl import cli
 from jaxcl.api import index as command
-from jaxcl.data import sources
+from jaxcl.data.sources import by_name
 from jaxcl.errors import Refused
 from jaxcl.index import canary, kit, maps, onnx_file, order, upgrade, vectors, ways
 from jaxcl.run import encoder_folder, train
@@ -69,7 +69,7 @@ def root(tmp_path_factory):
     files = {encoder_folder.TENSORS: writer.pack_tensors(leaves, "flax")}
     workdir = epath.Path(root / "run" / "updates" / "0001")
     writer.write_folder(workdir, files, card | writer.describe(net, files), False)
-    digits = sources.load("digits").train.images[:ROWS]
+    digits = by_name.load("digits").train.images[:ROWS]
     np.savez(root / "digits.npz", train_x=digits)
     after = net.embed(digits)
     rng = np.random.default_rng(0)
@@ -770,7 +770,7 @@ def search_qdrant_client(queries):
 
 def test_the_commands_of_the_page_run_one_after_another(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    digits = sources.load("digits").train.images[:300]
+    digits = by_name.load("digits").train.images[:300]
     for name, images in (("indexed_images", digits), ("new_images", 255 - digits[:99])):
         os.makedirs(name)
         for number, image in enumerate(images):

@@ -10,7 +10,7 @@ from PIL import Image
 import jaxcl
 from jaxcl.api import inputs
 from jaxcl.config import own_images
-from jaxcl.data import sources
+from jaxcl.data.sources import by_name
 from jaxcl.run import progress_bar
 
 RNG = np.random.default_rng(0)
@@ -146,7 +146,7 @@ def test_others_are_refused_with_what_to_give(make, words, tmp_path):
 
 def test_a_name_that_is_missing_is_near_nothing():
     with pytest.raises(ValueError, match="None") as told:
-        sources.load(None)
+        by_name.load(None)
     assert "did you mean" not in str(told.value)
 
 

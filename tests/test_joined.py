@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxcl.data import from_arrays, scenarios, sources
+from jaxcl.data.sources import arrays, by_name
+from jaxcl.data.stream import scenarios
 from jaxcl.run import result_file
 
 RNG = np.random.default_rng(0)
@@ -36,7 +37,7 @@ def section(path):
 
 
 def read(root, *names):
-    return sources.joined(sets=[section(root / name) for name in names])
+    return by_name.joined(sets=[section(root / name) for name in names])
 
 
 def test_sets_of_one_shape_stay_in_memory_and_share_classes(sets):
@@ -60,21 +61,21 @@ def test_others_are_read_row_by_row(sets):
     train = data.train
     assert train.images is None and len(train.label) == 6 + 3 + 5
     assert train.label.tolist() == [0, 1, 2] * 2 + [-1] * 8
-    np.testing.assert_array_equal(train.load(5), a["train_x"][5])
-    assert train.load(7).tolist() == np.full((5, 5, 3), 50).tolist()
-    assert train.load(13).shape == (6, 6, 3)
-    assert "1.png" in train.load.name(7)
-    assert train.load.name(13).startswith("c ") and "(row 4)" in train.load.name(13)
+    np.testing.assert_array_equal(train.read(5), a["train_x"][5])
+    assert train.read(7).tolist() == np.full((5, 5, 3), 50).tolist()
+    assert train.read(13).shape == (6, 6, 3)
+    assert "1.png" in train.reader.name(7)
+    assert train.reader.name(13).startswith("c ") and "(row 4)" in train.reader.name(13)
     assert data.decoder in ("cv2", "pillow")
 
 
 def test_images_in_memory_keep_the_names_of_their_files(sets):
     root, *_ = sets
     folder = section(root / "files") | {"resident": True, "size": 4}
-    train = sources.joined(sets=[section(root / "a.npz"), folder]).train
+    train = by_name.joined(sets=[section(root / "a.npz"), folder]).train
     assert train.images.shape == (9, 4, 4, 3)
-    assert "(row 5)" in train.origin.name(5)
-    assert train.origin.name(7) == str(root / "files" / "1.png")
+    assert "(row 5)" in train.reader.name(5)
+    assert train.reader.name(7) == str(root / "files" / "1.png")
 
 
 def test_the_next_task_is_the_last_set(sets):
@@ -86,7 +87,7 @@ def test_the_next_task_is_the_last_set(sets):
     assert task.train.rows.tolist() == [6, 7, 8, 9]
     assert task.earlier.tolist() == [0, 1, 2, 3, 4, 5] and len(before) == 3
     alone = scenarios.make(
-        from_arrays.npz(path=str(root / "c.npz")),
+        arrays.npz(path=str(root / "c.npz")),
         name="after",
         num_tasks=2,
         evaluation="none",

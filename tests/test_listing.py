@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxcl.data import identity, image_files, listing, sources
+from jaxcl.data.images import decode, listing
+from jaxcl.data.sources import by_name
+from jaxcl.data.stream import identity
 
 RNG = np.random.default_rng(0)
 
@@ -22,11 +24,11 @@ def write(path, pixels=None, kind="PNG"):
 
 
 def load(root, **options):
-    return sources.load("image_folder", path=str(root), **{"test": 0.0} | options)
+    return by_name.load("image_folder", path=str(root), **{"test": 0.0} | options)
 
 
 def read(data):
-    return [data.train.load.name(row) for row in range(len(data.train.label))]
+    return [data.train.reader.name(row) for row in range(len(data.train.label))]
 
 
 def test_folders_of_systems_are_left_out(tmp_path):
@@ -143,10 +145,10 @@ def test_a_random_tree_is_read_as_it_is_or_refused_by_name(number, tmp_path):
         number, level, state = truth[name]
         assert names[data.train.label[row]] == classes[number]
         if state == "damaged":
-            with pytest.raises(image_files.Unreadable, match=re.escape(name)):
-                data.train.load(row)
+            with pytest.raises(decode.Unreadable, match=re.escape(name)):
+                data.train.read(row)
         else:
-            image = data.train.load(row).astype(int)
+            image = data.train.read(row).astype(int)
             assert image.shape[2] == 3 and np.abs(image - level).max() <= 4, name
     said = " ".join(data.notes)
     assert all(ending in said for ending in left_out)

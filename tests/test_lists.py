@@ -5,7 +5,10 @@ import pytest
 from PIL import Image
 
 from jaxcl.config import sections
-from jaxcl.data import image_files, prefetch, sources, stream
+from jaxcl.data import stream
+from jaxcl.data.feed import prefetch
+from jaxcl.data.images import crops, decode
+from jaxcl.data.sources import by_name
 
 NAMES = ("apple", "big pear", "plum")
 LISTS = {  # pear has no photo to learn from
@@ -39,7 +42,7 @@ def root(tmp_path_factory):
 
 
 def load(path, **options):
-    return sources.load("image_lists", path=str(path), **options)
+    return by_name.load("image_lists", path=str(path), **options)
 
 
 def read(path, **options):
@@ -65,13 +68,13 @@ def test_domains_labels_files_and_names(root):
         assert examples.domain.tolist() == [0] * len(one) + [1] * len(two)
         assert examples.label.dtype == examples.domain.dtype == np.int32
         for row, domain in enumerate(examples.domain):
-            name = examples.load.name(row)
+            name = examples.reader.name(row)
             label = NAMES[examples.label[row]]
             want = f"{data.domain_names[domain]}/{label}/{split} "
             assert name.startswith(str(root / want))
             with Image.open(name) as image:
-                assert examples.load(row).shape == (image.height, image.width, 3)
-                difference = examples.load(row).astype(int) - np.asarray(image)
+                assert examples.read(row).shape == (image.height, image.width, 3)
+                difference = examples.read(row).astype(int) - np.asarray(image)
             assert abs(difference).max() <= 2
     sized = load(root, domains=["photo"], size=8, resident=True, channels=1)
     assert sized.train.images.shape == (6, 8, 8, 1)
@@ -109,7 +112,7 @@ def test_the_domain_scenario_streams_through_a_config(root):
             epochs=2,
             batch_size=3,
             workers=0,
-            crop=prefetch.RandomCrop(8),
+            crop=crops.RandomCrop(8),
             views=2,
             resident=False,
         )
@@ -137,9 +140,9 @@ def test_one_train_and_one_test_list_elsewhere(root, tmp_path):
     assert data.domain_names == ("all",)
     assert data.train.label.tolist() == [0, 2, 2] and data.test.label.tolist() == [1]
     assert data.class_names == ("apple", "1", "plum")  # 1 is not in train
-    shapes = [data.train.load(row).shape for row in range(3)]
+    shapes = [data.train.read(row).shape for row in range(3)]
     assert shapes == [(20, 30, 3), (21, 29, 3), (22, 28, 3)]
-    assert data.test.load.name(0) == str(root / "sketch/big pear/test 0.jpg")
+    assert data.test.reader.name(0) == str(root / "sketch/big pear/test 0.jpg")
     held = load(root, domains=["photo", "sketch"], validation=0.4, seed=1)
     kinds = list(zip(held.validation.label, held.validation.domain, strict=True))
     assert sorted(kinds) == [(0, 0), (0, 1), (1, 1), (2, 0), (2, 1)]
@@ -168,7 +171,7 @@ def test_missing_images_are_errors_at_once_or_replaced(root, tmp_path):
         load(root, **options)
     data = read(root, **options)
     with pytest.warns(UserWarning, match="none.jpg.*used .*train 0.jpg in its place"):
-        assert data.train.load(0).shape == (20, 30, 3)
+        assert data.train.read(0).shape == (20, 30, 3)
     assert stream.count_rows(data.train) == 2
     # An image that goes later is an error when it is read.
     late = tmp_path / "late" / "1.jpg"
@@ -177,8 +180,8 @@ def test_missing_images_are_errors_at_once_or_replaced(root, tmp_path):
     options = write(tmp_path, train="late/1.jpg 0\nlate/1.jpg 0")
     data = load(tmp_path, **options)
     late.unlink()
-    with pytest.raises(image_files.Unreadable, match="late/1.jpg"):
-        data.train.load(0)
+    with pytest.raises(decode.Unreadable, match="late/1.jpg"):
+        data.train.read(0)
     assert read(tmp_path, **options).train.label.tolist() == [0, 0]
 
 
@@ -236,7 +239,7 @@ def long_tailed(path, **options):
 
 def test_imagenet_lt_has_the_classes_of_the_folders(imagenet):
     data = long_tailed(imagenet, size=8, resident=True)
-    whole = sources.load("image_folder", path=str(imagenet))
+    whole = by_name.load("image_folder", path=str(imagenet))
     assert data.class_names == whole.class_names == WNIDS
     assert data.train.label.tolist() == [2, 1, 1, 0, 0, 0, 0]
     for examples in (data.validation, data.test):
@@ -244,7 +247,7 @@ def test_imagenet_lt_has_the_classes_of_the_folders(imagenet):
         assert examples.images.shape == (3, 8, 8, 3)
     # The same label for the same file.
     lines = (imagenet / "lt" / "ImageNet_LT_train.txt").read_text().split("\n")[:-1]
-    rows = {whole.train.load.name(row): row for row in range(18)}
+    rows = {whole.train.reader.name(row): row for row in range(18)}
     found = [rows[str(imagenet / line.split()[0])] for line in lines]
     assert whole.train.label[found].tolist() == data.train.label.tolist()
     values = [60, 30, 31, 0, 1, 2, 3]  # grey levels, as drawn above

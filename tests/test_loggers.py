@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from jaxcl.data import storage
+from jaxcl import storage
 from jaxcl.errors import Refused
 from jaxcl.run import log_file, loggers, record
 

@@ -4,7 +4,8 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from jaxcl.data import looks, scenarios, stream
+from jaxcl.data import stream
+from jaxcl.data.stream import looks, scenarios
 
 
 def numbered(side=6, channels=1, count=4):

@@ -10,7 +10,7 @@ import pytest
 
 from helpers import graph_sets, key_uses, twins
 from jaxcl import estimate, sharding
-from jaxcl.data import graph_arrays
+from jaxcl.data.stream import graph_arrays
 from jaxcl.methods import online
 from jaxcl.methods.two_view import bases
 from jaxcl.nets import convnext, gcn, layers, mlp, resnet, vit

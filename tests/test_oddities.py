@@ -8,14 +8,15 @@ import pytest
 from PIL import Image
 
 from jaxcl.api import inputs
-from jaxcl.data import image_files, in_memory, sources
+from jaxcl.data.images import decode
+from jaxcl.data.sources import by_name, in_memory
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (9, 8, 8), np.uint8)
 
 
 def load(path, **options):
-    return sources.load("image_folder", path=str(path), **{"test": 0.0} | options)
+    return by_name.load("image_folder", path=str(path), **{"test": 0.0} | options)
 
 
 def save(path, pixels):
@@ -34,7 +35,7 @@ def test_folders_with_equal_names_sizes_and_times_have_their_own_pixels(
             os.utime(tmp_path / root / name, (1_700_000_000,) * 2)
     for root, level in (("a", 10), ("b", 200)):
         train = load(tmp_path / root, **options).train
-        image = train.load(0) if train.images is None else train.images[0]
+        image = train.read(0)
         assert (image == level).all()
 
 
@@ -45,10 +46,10 @@ def test_sixteen_bit_greys_keep_256_levels_or_are_refused(tmp_path, bits):
     for name in "ab":
         save(tmp_path / name / "0.png", ramp)
     if bits > 8:  # one image does not tell how many bits the others use
-        with pytest.raises(image_files.Unreadable, match=r"0\.png.*config\.data\.bits"):
-            load(tmp_path).train.load(0)
+        with pytest.raises(decode.Unreadable, match=r"0\.png.*config\.data\.bits"):
+            load(tmp_path).train.read(0)
     told = {"bits": bits} if bits > 8 else {}
-    image = load(tmp_path, channels=1, **told).train.load(0)
+    image = load(tmp_path, channels=1, **told).train.read(0)
     np.testing.assert_array_equal(np.unique(image), np.arange(256))
 
 
@@ -80,7 +81,7 @@ def test_tasks_by_image_are_in_natural_order():
 def test_arrays_of_other_kinds_are_refused(tmp_path, arrays, word):
     np.savez(path := tmp_path / "set.npz", **arrays)
     with pytest.raises(ValueError) as told:
-        sources.load("npz", path=str(path))
+        by_name.load("npz", path=str(path))
     assert word in str(told.value)
 
 
@@ -113,8 +114,8 @@ def test_files_that_are_no_image_are_named(tmp_path):
         save(tmp_path / "b" / "1.jpg", PIXELS[1])
         (tmp_path / "a").mkdir(exist_ok=True)
         (tmp_path / "a" / "0.jpg").write_bytes(data)
-        with pytest.raises(image_files.Unreadable, match=r"0\.jpg"):
-            load(tmp_path).train.load(0)
+        with pytest.raises(decode.Unreadable, match=r"0\.jpg"):
+            load(tmp_path).train.read(0)
 
 
 def test_one_image_of_a_class_stays_a_train_row(tmp_path):

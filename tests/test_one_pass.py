@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from jaxcl.data import one_pass, scenarios, stream, toys
+from jaxcl.data import stream
+from jaxcl.data.sources import toys
+from jaxcl.data.stream import one_pass, scenarios
 
 LABEL = np.arange(600, dtype=np.int32) % 6
 

@@ -12,7 +12,7 @@ import pytest
 from helpers import eval_toy, online_toy, toy
 from jaxcl import core, optim, sharding
 from jaxcl.config import resolve, sections
-from jaxcl.data import sources
+from jaxcl.data.sources import by_name
 from jaxcl.evals import predict
 from jaxcl.methods.two_view import head
 from jaxcl.nets import chain
@@ -360,7 +360,7 @@ def test_rows_without_labels_and_wrong_options_are_refused(tmp_path, monkeypatch
         toy.job(tmp_path, **HEAD, **{"method.head_lr": 0.0})
     with pytest.raises(ValueError, match=r"config\.method\.head_form='x'"):
         toy.job(tmp_path, **{"method.head_form": "x"})
-    monkeypatch.setitem(sources.SOURCES, "digits", toy.unlabelled)
+    monkeypatch.setitem(by_name.SOURCES, "digits", toy.unlabelled)
     joint = {"scenario": {"name": "joint"}}
     words = r"1 of \d+ of digits have none.*config\.method\.online_head"
     with pytest.raises(ValueError, match=words):
@@ -378,27 +378,20 @@ def scores(state, images):
 LAYER = np.random.default_rng(5).normal(size=(eval_toy.DIM, eval_toy.CLASSES))
 
 
-class Noted(eval_toy.Load):
-    """Notes the rows that it reads."""
-
-    def __init__(self, images):
-        super().__init__(images)
-        self.read = []
-
-    def __call__(self, row):
-        self.read.append(int(row))
-        return super().__call__(row)
-
-
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("scenario", ["class", "domain", "data"])
 def test_predict_judges_the_rows_of_the_tasks_met(scenario, streams):
     """And reads no others, unless it is asked to; the last task has no test rows."""
     data = eval_toy.dataset(streams=streams)
     images, labels = eval_toy.dataset().test.images, data.test.label
-    load = Noted(images)
+    rows = []
+
+    def read(row):
+        rows.append(row)
+        return images[row]
+
     if streams:
-        data = data._replace(test=data.test._replace(load=load))
+        data = data._replace(test=eval_toy.streamed(eval_toy.dataset().test, read))
     parts = eval_toy.parts_of(scenario, data, devices=2, predict=scores)
     *tasks, last = parts.stream.tasks
     tasks = [*tasks, last._replace(test=last.test[:0])]
@@ -419,11 +412,11 @@ def test_predict_judges_the_rows_of_the_tasks_met(scenario, streams):
             verdict = told if name == "task_aware" else right
             want = [np.mean(verdict[task.test]) for task in tasks[:2]]
             np.testing.assert_allclose(row[:2], want)
-        load.read.clear()
+        rows.clear()
         result = evaluate(state, t)
         met = sorted({int(row) for task in tasks[: t + 1] for row in task.test})
         if streams:
-            assert set(load.read) == set(met)
+            assert set(rows) == set(met)
         for name, row in result.rows.items():
             verdict = told if name == "task_aware" else right
             want = [np.mean(verdict[task.test]) for task in tasks[: min(t + 1, 2)]]

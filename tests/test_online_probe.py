@@ -13,7 +13,7 @@ import pytest
 
 from helpers import toy, twins
 from jaxcl import core, optim
-from jaxcl.data import toys
+from jaxcl.data.sources import toys
 from jaxcl.memory import buffer
 from jaxcl.methods import er, er_ace, online
 from jaxcl.methods.online import probe

@@ -10,7 +10,7 @@ from helpers import toy
 from jaxcl import lookup, schema
 from jaxcl.api import options as shown
 from jaxcl.config import build, files, options, run_config, sections
-from jaxcl.data import sources
+from jaxcl.data.sources import by_name
 from jaxcl.methods.online import replay as replay_lib
 from jaxcl.methods.two_view import bases
 from jaxcl.run import evaluation, log_file
@@ -32,7 +32,7 @@ def test_every_option_of_every_config_has_a_value(name):
                 assert name in section or option.default is schema.MISSING, name
 
     check(sections.TopLevel, values, *(set(values) & {"method", "encoder"}))
-    check(sources.SOURCES[raw["data"]["name"]], values["data"])
+    check(by_name.SOURCES[raw["data"]["name"]], values["data"])
     for key, choices in (
         ("encoder", sections.ENCODERS),
         ("optimizer", sections.OPTIMIZERS),

@@ -9,7 +9,7 @@ from PIL import Image
 
 from helpers import config_files
 from jaxcl.config import build, own_images
-from jaxcl.data import in_memory
+from jaxcl.data.sources import in_memory
 from jaxcl.run import encoder_folder
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -206,7 +206,7 @@ def test_the_debug_form_of_a_paper_reads_the_folder_that_the_command_names(tmp_p
     assert stream.dataset.class_names == tuple("abcd") and len(stream.tasks) == 2
     assert np.bincount(stream.dataset.train.label).tolist() == [100] * 4
     assert np.bincount(stream.dataset.test.label).tolist() == [5] * 4
-    assert stream.dataset.train.load is not None  # images are read from their files
+    assert stream.dataset.train.streams  # images are read from their files
     # As the whole config does: evaluation sees whole images.
     assert config.augment.resize == config.augment.size == 16
 

@@ -3,31 +3,34 @@ import itertools
 import shutil
 import threading
 import time
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from helpers import crops
-from jaxcl.data import image_files, prefetch, sources, stream
+from helpers.crops import check_boxes
+from jaxcl.data import stream
+from jaxcl.data.feed import prefetch
+from jaxcl.data.images import crops, decode, readers
+from jaxcl.data.sources import by_name
 
 
-class Made(NamedTuple):
+def lazy(n=23, bad_row=-1):
     """Images of differing size, a function of the row."""
 
-    bad_row: int = -1
-
-    def __call__(self, row):
-        if row == self.bad_row:
+    def read(row):
+        if row == bad_row:
             raise ValueError(f"row {row} is bad")
         rng = np.random.default_rng(row)
         return rng.integers(0, 256, (20 + row % 7, 30 - row % 5, 3), np.uint8)
 
+    return function_rows(read, n)
 
-def lazy(n=23, **options):
+
+def function_rows(read, n):
     label = (np.arange(n) % 5).astype(np.int32)
-    return stream.Examples(label, np.zeros_like(label), load=Made(**options))
+    reader = readers.FunctionRows(read, n, "made")
+    return stream.Examples(label, np.zeros_like(label), reader=reader)
 
 
 def in_memory(n=23):
@@ -42,7 +45,7 @@ def source(examples, rows=None):
 
 
 PLAN = {"seed": 3, "task": 1, "epochs": 3, "batch_size": 4}
-CROP = prefetch.RandomCrop(8)
+CROP = crops.RandomCrop(8)
 
 
 def check_equal(one, two):
@@ -82,7 +85,7 @@ def expected_crops(data, crop, views):
         for i, row in enumerate(plan[step]):
             seed = [PLAN["seed"], PLAN["task"], epoch, within * 4 + i + 1]
             rng = np.random.default_rng(seed)
-            image = data.examples.load(int(row))
+            image = data.examples.read(row)
             images.append([crop(image, rng) for _ in range(views)])
         yield {
             "image": np.array(images),
@@ -96,7 +99,7 @@ def test_streamed_crops_restart_and_processes():
     options = {**PLAN, "resident": False, "crop": CROP, "views": 2}
     whole = list(prefetch.batches(data, **options))
     assert whole[0]["image"].shape == (4, 2, 8, 8, 3)
-    crop = CROP._replace(decoder=prefetch.choose_decoder())
+    crop = CROP._replace(decoder=decode.choose_decoder())
     check_equal(whole, expected_crops(data, crop, 2))
     # Views and epochs differ, restarts do not.
     assert (whole[0]["image"][:, 0] != whole[0]["image"][:, 1]).any()
@@ -120,7 +123,7 @@ def test_workers_change_nothing(workers):
     check_equal(prefetch.batches(data, **options, workers=workers), whole)
     check_equal(prefetch.batches(data, **options, workers=workers, start=7), whole[7:])
     examples, rows = data.examples, data.rows[:10]
-    crop = prefetch.CenterCrop(8, 10)
+    crop = crops.CenterCrop(8, 10)
     check_equal(
         prefetch.evaluation_batches(examples, rows, 4, crop=crop, workers=workers),
         prefetch.evaluation_batches(examples, rows, 4, crop=crop),
@@ -130,13 +133,13 @@ def test_workers_change_nothing(workers):
 def test_as_many_images_are_read_at_once_as_there_are_workers():
     together, begun = threading.Barrier(3, timeout=30), []
 
-    def load(row):  # cannot be pickled: it is read in this process
+    def read(row):  # cannot be pickled: it is read in this process
         begun.append(row)
         if row < 3:  # of one batch: its images do not wait for each other
             together.wait()
         return np.full((8, 8, 3), row, np.uint8)
 
-    examples = lazy(n=60)._replace(load=load)
+    examples = function_rows(read, 60)
     made = prefetch.evaluation_batches(examples, np.arange(60), 4, workers=3)
     first = next(made)
     assert first["image"][:, 0, 0, 0].tolist() == [0, 1, 2, 3]
@@ -192,11 +195,11 @@ def test_evaluation_batches_pad_and_keep_order():
 
 
 def test_evaluation_crop():
-    crop = prefetch.CenterCrop(8, 10, decoder="pillow")
+    crop = crops.CenterCrop(8, 10, decoder="pillow")
     examples = lazy()
     (batch,) = prefetch.evaluation_batches(examples, np.arange(3), 3, crop=crop)
     for row in range(3):
-        image = Image.fromarray(examples.load(row))
+        image = Image.fromarray(examples.read(row))
         width, height = image.size  # 30 - row, 20 + row
         long = int(10 * width / height)
         small = np.asarray(image.resize((long, 10), Image.BICUBIC))
@@ -209,7 +212,7 @@ def test_evaluation_crop():
 
 def test_center_crop_of_both_orientations(decoder):
     image = np.random.default_rng(0).integers(0, 256, (10, 14, 3), np.uint8)
-    crop = prefetch.CenterCrop(6, 10, decoder=decoder)
+    crop = crops.CenterCrop(6, 10, decoder=decoder)
     np.testing.assert_array_equal(crop(image), image[2:8, 4:10])
     turned = image.transpose(1, 0, 2)
     np.testing.assert_array_equal(crop(turned), turned[4:10, 2:8])
@@ -218,9 +221,9 @@ def test_center_crop_of_both_orientations(decoder):
 
 def test_boxes_have_torchvisions_distribution():
     rng = np.random.default_rng(0)
-    crop = prefetch.RandomCrop(8, scale=(0.2, 0.6), ratio=(0.5, 2.0))
+    crop = crops.RandomCrop(8, scale=(0.2, 0.6), ratio=(0.5, 2.0))
     boxes = np.array([crop.box(400, 500, rng) for _ in range(4000)])
-    crops.check_boxes(boxes, 400, 500, crop.scale, crop.ratio)
+    check_boxes(boxes, 400, 500, crop.scale, crop.ratio)
     top, _, h, w = boxes.T
     area, ratio = h * w / 200_000, w / h
     assert 0.199 < area.min() and area.max() < 0.601
@@ -231,9 +234,7 @@ def test_boxes_have_torchvisions_distribution():
 
 
 def test_resize_is_antialiased_and_centred(decoder):
-    resize = functools.partial(
-        prefetch.resize, interpolation="bicubic", decoder=decoder
-    )
+    resize = functools.partial(crops.resize, interpolation="bicubic", decoder=decoder)
     # A mean over 64 noisy pixels deviates by 9, one over the nearest 4 by 37.
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
     assert resize(noise, 8, 8).std() < 16
@@ -308,13 +309,13 @@ def test_images_that_stay_in_memory_are_decoded_once(tmp_path):
         for i in range(8):
             image = np.random.default_rng(i).integers(0, 256, (9 + i, 8, 3), np.uint8)
             Image.fromarray(image).save(tmp_path / f"class{label}" / f"{i}.png")
-    data = source(sources.load("image_folder", path=str(tmp_path)).train, range(8))
+    data = source(by_name.load("image_folder", path=str(tmp_path)).train, range(8))
     options = {**PLAN, "resident": False, "workers": 2, "crop": CROP}
     whole = list(prefetch.batches(data, **options))
     shutil.rmtree(tmp_path / "class0")  # nothing is read again
     check_equal(prefetch.batches(data, **options), whole)
-    load = data.examples.load
-    assert len(load.cache) == 8
-    other = data.examples._replace(load=load._replace(cache=None))
-    with pytest.raises(image_files.Unreadable):  # or they would not be equal by chance
+    reader = data.examples.reader
+    assert len(reader.cache) == 8
+    other = data.examples._replace(reader=reader.uncached())
+    with pytest.raises(decode.Unreadable):  # or they would not be equal by chance
         list(prefetch.batches(source(other, range(8)), **options))

@@ -14,8 +14,7 @@ from PIL import Image
 from tensorboardX.proto import event_pb2
 
 from helpers import run_directories
-from jaxcl import plots
-from jaxcl.data import storage
+from jaxcl import plots, storage
 from jaxcl.run import finish, log_file, metrics_log, progress_bar, record, result_file
 from jaxcl.run import terminal as terminal_lib
 from jaxcl.run.loggers import tensorboard

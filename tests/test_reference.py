@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from jaxcl.data import identity
+from jaxcl.data.stream import identity
 from jaxcl.errors import Refused
 from jaxcl.run import updates
 from jaxcl.update import gate, references, verdict

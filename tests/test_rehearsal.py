@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers import eval_toy
 from helpers import loss_twins as f64
 from helpers import rehearsal_toy as toy
 from jaxcl.data import stream
@@ -242,7 +243,7 @@ def test_weights_are_those_of_the_proposal(size, options):
 
 
 def test_only_scores_need_all_images():
-    without = toy.EXAMPLES._replace(images=None, load=lambda row: None)
+    without = eval_toy.streamed(toy.EXAMPLES)
     task = toy.TASKS[0]
     task = task._replace(train=task.train._replace(examples=without))
     method = make("cclis")

@@ -13,7 +13,7 @@ from helpers.annotations import leaves, members
 from helpers.config_functions import FUNCTIONS
 from jaxcl import errors, schema
 from jaxcl.config import build, sections
-from jaxcl.data import scenarios
+from jaxcl.data.stream import scenarios
 from jaxcl.methods import online_ssl, two_view
 from jaxcl.methods.two_view import bases, strategies
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxcl import cli
-from jaxcl.data import shapes, sources
+from jaxcl.data.sources import by_name, shapes
 
 SMALL = {"train": 20, "test": 10, "size": 16}
 # Of the small draw, taken once on x86-64.
@@ -70,7 +70,7 @@ def test_written_folders_are_read_back(small, tmp_path, monkeypatch, capsys):
     assert f"own_images:{out}/plain" in capsys.readouterr().out
     assert {path.name for path in out.iterdir()} == set(shapes.DOMAINS)
     for number, domain in enumerate(shapes.DOMAINS):
-        read = sources.load("image_folder", path=str(out / domain), resident=True)
+        read = by_name.load("image_folder", path=str(out / domain), resident=True)
         assert set(read.class_names) == set(shapes.CLASSES)
         for part, drawn in ((read.train, small.train), (read.test, small.test)):
             images = {

@@ -10,7 +10,10 @@ import pytest
 from PIL import Image
 
 from jaxcl import cli
-from jaxcl.data import from_shards, image_files, sources, stream
+from jaxcl.data import stream
+from jaxcl.data.images import decode
+from jaxcl.data.sources import by_name
+from jaxcl.data.sources import shards as shard_files
 
 
 def pixels(number):
@@ -25,9 +28,7 @@ def encoded(number, kind="png"):
 
 
 def rows_of(examples):
-    if examples.images is not None:
-        return list(examples.images)
-    return [examples.load(row) for row in range(len(examples.label))]
+    return [examples.read(row) for row in range(len(examples.label))]
 
 
 def check_equal(one, two):
@@ -57,27 +58,27 @@ def shards(folder, tmp_path_factory):
 
 
 def test_a_folder_comes_back_with_its_bytes_splits_and_names(folder, shards):
-    here = sources.load("image_folder", path=str(folder))
-    there = sources.load(**sources.section_of(str(shards)))
+    here = by_name.load("image_folder", path=str(folder))
+    there = by_name.load(**by_name.section_of(str(shards)))
     assert there.name == "pets" and there.class_names == ("cat", "dog")
     assert {*stream.splits_of(there)} == {"train", "validation", "test"}
     for split, examples in stream.splits_of(here).items():
         other = stream.splits_of(there)[split]
         check_equal(examples, other)
         for row in range(len(examples.label)):
-            assert examples.load.raw(row) == other.load.raw(row)
+            assert examples.reader.raw(row) == other.reader.raw(row)
 
 
 def test_shards_are_full_and_equal_sets_have_equal_bytes(folder, tmp_path):
-    data = sources.load("image_folder", path=str(folder))
+    data = by_name.load("image_folder", path=str(folder))
     for name in ("a", "b"):
-        from_shards.write_shards(data, str(tmp_path / name), shard_bytes=600)
+        shard_files.write_shards(data, str(tmp_path / name), shard_bytes=600)
     files = sorted(path.name for path in (tmp_path / "a").iterdir())
     assert len(files) > 5
     for file in files:
         one, two = ((tmp_path / name / file).read_bytes() for name in "ab")
-        assert one == two or file == from_shards.INDEX  # a .npz has the time
-    check_equal(sources.load("shards", path=str(tmp_path / "b")).train, data.train)
+        assert one == two or file == shard_files.INDEX  # a .npz has the time
+    check_equal(by_name.load("shards", path=str(tmp_path / "b")).train, data.train)
     with tarfile.open(tmp_path / "a" / files[-1]) as tar:
         members = [name.partition(".")[2] for name in tar.getnames()]
     assert members[1::2] == ["cls"] * (len(members) // 2)
@@ -95,8 +96,8 @@ def test_pixels_and_domains_come_back(tmp_path):
     )
     out = str(tmp_path / "out")
     cli.main(["convert", str(tmp_path / "set.npz"), out, "--shards"])
-    here = sources.load("npz", path=str(tmp_path / "set.npz"))
-    there = sources.load("shards", path=out)
+    here = by_name.load("npz", path=str(tmp_path / "set.npz"))
+    there = by_name.load("shards", path=out)
     assert there.domain_names == ("day", "night")
     check_equal(here.train, there.train)
     check_equal(here.test, there.test)
@@ -130,19 +131,19 @@ def test_shards_of_others_are_read_and_indexed_once(tmp_path, monkeypatch):
     names.write_text("a\nb\nc\n")
     options = {"path": str(tmp_path / "web"), "class_names": str(names)}
     for _ in range(2):
-        data = sources.load("shards", **options)
+        data = by_name.load("shards", **options)
         assert data.class_names == ("a", "b", "c") and data.validation is None
         assert data.train.label.tolist() == [0, 1, 2, 0, 1, 2, 0]
         assert data.test.label.tolist() == [1, 2]
         for row in range(7):
-            np.testing.assert_array_equal(data.train.load(row), pixels(row))
+            np.testing.assert_array_equal(data.train.read(row), pixels(row))
         assert "9 members .seg.json" in data.notes[0]
-        monkeypatch.setattr(from_shards, "scan_shards", None)  # not a second time
+        monkeypatch.setattr(shard_files, "scan_shards", None)  # not a second time
 
 
 def test_without_labels_there_is_no_test_split(tmp_path):
     write_tar(tmp_path / "web" / "0.tar", web_members(range(4), labels=False))
-    data = sources.load(**sources.section_of(str(tmp_path / "web")))
+    data = by_name.load(**by_name.section_of(str(tmp_path / "web")))
     assert data.train.label.tolist() == [-1] * 4
     assert data.class_names == () and data.test is None
 
@@ -151,19 +152,19 @@ def test_a_changed_byte_is_named_or_another_image_takes_its_place(shards, tmp_pa
     here = tmp_path / "pets"
     shutil.copytree(shards, here)
     path = here / "train-000000.tar"
-    data = sources.load("shards", path=str(here), size=8)
-    offset = from_shards._read_index(str(here / from_shards.INDEX)).offset[2]
+    data = by_name.load("shards", path=str(here), size=8)
+    offset = shard_files._read_index(str(here / shard_files.INDEX)).offset[2]
     whole = bytearray(path.read_bytes())
     whole[offset + 40] ^= 1
     path.write_bytes(whole)
-    with pytest.raises(image_files.Unreadable, match=r"train-000000\.tar \(image 2\)"):
-        sources.load("shards", path=str(here), size=8).train.load(2)
-    kept = sources.load("shards", path=str(here), size=8, on_corrupt="skip")
+    with pytest.raises(decode.Unreadable, match=r"train-000000\.tar \(image 2\)"):
+        by_name.load("shards", path=str(here), size=8).train.read(2)
+    kept = by_name.load("shards", path=str(here), size=8, on_corrupt="skip")
     with pytest.warns(UserWarning, match="image 2"):
-        image = kept.train.load(2)
+        image = kept.train.read(2)
     alike = np.flatnonzero(data.train.label == data.train.label[2])
     other = alike[list(alike).index(2) + 1]
-    np.testing.assert_array_equal(image, kept.train.load(int(other)))
+    np.testing.assert_array_equal(image, kept.train.read(int(other)))
 
 
 def wrong(folder, what):
@@ -196,19 +197,19 @@ def wrong(folder, what):
         path = folder / "train.tar"
         path.write_bytes(path.read_bytes()[:2000])
         return "train.tar"
-    sources.load("shards", path=str(folder))
+    by_name.load("shards", path=str(folder))
     if what == "longer":
         with open(folder / "train.tar", "ab") as file:
             file.write(b"0" * 512)
         return "train.tar"
-    index = from_shards._read_index(str(folder / from_shards.INDEX))
+    index = shard_files._read_index(str(folder / shard_files.INDEX))
     changes = {
         "outside": {"shards": np.array([b"../train.tar"])},
         "columns": {"label": index.label[:1]},
         "shard": {"shard": index.shard + 1},
     }
-    from_shards.write_index(folder, index._replace(**changes[what]))
-    return "../train.tar" if what == "outside" else from_shards.INDEX
+    shard_files.write_index(folder, index._replace(**changes[what]))
+    return "../train.tar" if what == "outside" else shard_files.INDEX
 
 
 @pytest.mark.parametrize(
@@ -221,20 +222,20 @@ def wrong(folder, what):
 def test_wrong_shards_are_refused_by_name(what, tmp_path):
     named = wrong(tmp_path / "web", what)
     with pytest.raises(ValueError, match="web") as error:
-        sources.load("shards", path=str(tmp_path / "web"))
+        by_name.load("shards", path=str(tmp_path / "web"))
     assert named in str(error.value)
 
 
 def test_channels_that_no_image_file_keeps_are_refused(tmp_path):
     images = np.zeros((6, 8, 8, 4), np.uint8)
     np.savez(tmp_path / "set.npz", x=images, y=np.arange(6) % 2)
-    data = sources.load("npz", path=str(tmp_path / "set.npz"))
+    data = by_name.load("npz", path=str(tmp_path / "set.npz"))
     with pytest.raises(ValueError, match="set.*4 channels"):
-        from_shards.write_shards(data, str(tmp_path / "out"))
+        shard_files.write_shards(data, str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_with_files_is_not_written_over(folder, shards):
-    data = sources.load("image_folder", path=str(folder))
+    data = by_name.load("image_folder", path=str(folder))
     with pytest.raises(ValueError, match="pets"):
-        from_shards.write_shards(data, str(shards))
+        shard_files.write_shards(data, str(shards))

@@ -7,7 +7,8 @@ import signal
 
 import pytest
 
-from jaxcl.data import listing, storage
+from jaxcl import storage
+from jaxcl.data.images import listing
 
 
 def names(folder):

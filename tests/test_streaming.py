@@ -7,7 +7,8 @@ import pytest
 from PIL import Image
 
 from helpers import toy
-from jaxcl.data import image_files, splits
+from jaxcl.data.images import decode
+from jaxcl.data.sources import shared
 from jaxcl.run import job, train
 
 
@@ -68,7 +69,7 @@ def test_images_that_stream_train_resume_and_are_judged(folder, tmp_path):
 
 @pytest.mark.slow
 def test_workers_change_nothing(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(splits, "KEPT_BYTES", 0)  # every epoch decodes
+    monkeypatch.setattr(shared, "KEPT_BYTES", 0)  # every epoch decodes
     one, two = (ends(tmp_path / str(n), **config(folder, workers=n))[2] for n in (1, 3))
     toy.check_same_bits(one, two)
 
@@ -108,7 +109,7 @@ def test_a_corrupt_image_is_named_or_replaced(folder, tmp_path):
     shutil.copytree(folder, root)
     bad = root / "train" / "class0" / "3.png"
     bad.write_bytes(bad.read_bytes()[:60])
-    with pytest.raises(image_files.Unreadable, match=r"class0/3\.png"):
+    with pytest.raises(decode.Unreadable, match=r"class0/3\.png"):
         ends(tmp_path / "error", tasks=1, **config(root))
     data = {"name": "image_folder", "path": str(root), "on_corrupt": "skip"}
     with pytest.warns(UserWarning, match=r"class0/3\.png.* in its place"):

@@ -8,7 +8,8 @@ import pytest
 
 from helpers import run_directories, toy
 from jaxcl.config import build
-from jaxcl.data import scenarios, toys
+from jaxcl.data.sources import toys
+from jaxcl.data.stream import scenarios
 from jaxcl.evals import knn, linear
 from jaxcl.run import finish, log_file, result_file, train, transfer
 

@@ -35,7 +35,7 @@ import numpy as np
 
 from jaxcl import plots
 from jaxcl.config import build, own_images
-from jaxcl.data import sources
+from jaxcl.data.sources import by_name
 from jaxcl.index import drift, maps, order
 from jaxcl.report import numbers
 from jaxcl.run import encoder_folder, finish, updates
@@ -79,10 +79,10 @@ def read_stream(args, name) -> tuple[np.ndarray, ...]:
         return x, y, y >= 5, test, label
     if name == "digits":
         looks = ("plain", "inverted", "rotated")
-        data = sources.load("digits_in_looks", size=8, looks=looks)
+        data = by_name.load("digits_in_looks", size=8, looks=looks)
         first_new = 2
     else:
-        data = sources.load("shapes", domains=("plain", name), size=24)
+        data = by_name.load("shapes", domains=("plain", name), size=24)
         first_new = 1
     train, test = data.train, data.test
     is_new = train.domain >= first_new

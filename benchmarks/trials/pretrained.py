@@ -26,7 +26,7 @@ import time
 import numpy as np
 
 from jaxcl.config import build, files
-from jaxcl.data import from_features
+from jaxcl.data.sources import features as feature_files
 from jaxcl.run import finish
 
 # Row -> options of config.method
@@ -81,7 +81,7 @@ def find_features(args) -> pathlib.Path:
             for split in ("train", "test"):
                 arrays[f"{split}_x"] = embed(file[f"{split}_x"], args.size)
         about = {"encoder": "efficientnet-lite0, ImageNet", "size": args.size}
-        from_features.write(str(path), arrays, about)
+        feature_files.write(str(path), arrays, about)
     return path
 
 
@@ -124,7 +124,7 @@ def fit_ceiling(args, features) -> float:
         return json.loads(saved.read_text())["accuracy"]
     from sklearn import linear_model, pipeline, preprocessing
 
-    arrays, _ = from_features.read(str(features))
+    arrays, _ = feature_files.read(str(features))
     x, y = arrays["train_x"], arrays["train_y"]
     chosen = np.random.default_rng(0).permutation(len(x))
     held_out, rest = np.split(chosen, [len(x) // 5])
@@ -162,7 +162,7 @@ def main(argv=None) -> None:
     args = parser.parse_args(argv)
     features = find_features(args)
     if args.by_domain:
-        arrays, _ = from_features.read(str(features))
+        arrays, _ = feature_files.read(str(features))
         args.tasks = [int(arrays["train_domain"].max()) + 1]
     print(
         f"| {features.stem} | "

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from etils import epath
 
-from jaxcl.data import storage
+from jaxcl import storage
 from jaxcl.errors import Refused
 from jaxcl.report import numbers, run_groups
 from jaxcl.run import log_file, result_file

@@ -6,7 +6,9 @@ Use it with --config.data.name=my_package.my_source.blobs.
 import numpy as np
 
 from jaxcl import schema
-from jaxcl.data import splits, stream
+from jaxcl.data import stream
+from jaxcl.data.sources import shared
+from jaxcl.data.stream import splits
 
 
 @schema.checked("config.data")
@@ -38,4 +40,4 @@ def blobs(
     examples = stream.Examples(label, np.zeros_like(label), images[..., None])
     names = tuple(f"spot {c}" for c in range(classes))
     data = splits.draw_test("blobs", names, examples, 0.2, seed=0)
-    return splits.finish(data, validation=validation, seed=seed)
+    return shared.finish(data, validation=validation, seed=seed)

@@ -16,7 +16,7 @@ import jax
 
 import jaxcl
 from jaxcl.config import build, files, recipe
-from jaxcl.data import prefetch
+from jaxcl.data.images import decode
 from jaxcl.run import compile_cache, cost, job, log_file, terminal, train
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "scipy")
@@ -94,7 +94,7 @@ def examine() -> Iterator[tuple[str, str, str]]:
         yield "", line, ""
     yield "devices", describe_devices(), ""
     yield "programs", describe_cache(), ""
-    yield "JPEG decoder", prefetch.choose_decoder("auto"), ""
+    yield "JPEG decoder", decode.choose_decoder("auto"), ""
     free = shutil.disk_usage(".").free
     low = "" if free >= _LEAST_FREE else "less than 1 GB: checkpoints may not fit"
     yield "free disk", f"{cost.format_count(free)}B in {os.getcwd()}", low

@@ -20,7 +20,7 @@ from etils import epath
 from jaxcl import errors, lookup, numerics
 from jaxcl.api import inputs, result
 from jaxcl.config import build, own_images, recipe, run_config
-from jaxcl.data import sources
+from jaxcl.data.sources import by_name
 from jaxcl.errors import Refused
 from jaxcl.methods.two_view import strategies
 from jaxcl.run import encoder_folder, finish, signals, terminal
@@ -158,7 +158,7 @@ def _make_data_section(images, labels, tasks, test, name) -> inputs.ImageInput:
     images, labels = inputs.split_pair(test)
     evaluation = inputs.make_input(images, name=f"{name}_test", labels=labels)
     sections = {"train": train.section, "test": evaluation.section}
-    sections = {name: x | sources.without_test_split(x) for name, x in sections.items()}
+    sections = {name: x | by_name.without_test_split(x) for name, x in sections.items()}
     stored_sets = (*train.stored_sets, *evaluation.stored_sets)
     return inputs.ImageInput({"name": "judged_by", **sections}, stored_sets)
 

@@ -25,8 +25,8 @@ from collections.abc import Callable
 import numpy as np
 from etils import epath
 
+from jaxcl import storage
 from jaxcl.config import build, command, own_images, transfer_config
-from jaxcl.data import storage
 from jaxcl.errors import Refused
 from jaxcl.index import canary, kit, maps, onnx_file, order, upgrade, vectors
 from jaxcl.run import encoder_folder, train, updates

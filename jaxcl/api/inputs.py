@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
+from jaxcl import storage
 from jaxcl.config import own_images
-from jaxcl.data import from_huggingface, image_files, in_memory, sources, storage
+from jaxcl.data.images import decode
+from jaxcl.data.sources import by_name, huggingface, in_memory
 from jaxcl.errors import Refused
 
 # Arrays, a sequence of images, a Dataset, a path, the name or section of a source.
@@ -77,7 +79,7 @@ def make_input(
         return ImageInput(dict(images) | share)
     if text:
         path = os.fspath(images)
-        if path in sources.SOURCES and not storage.exists(path):
+        if path in by_name.SOURCES and not storage.exists(path):
             return ImageInput({"name": path} | share)
         return ImageInput(own_images.make_section(path) | share)
     stored = in_memory.store_set(
@@ -173,7 +175,7 @@ def split_pair(test: Any) -> tuple:
 def _read_dataset(name, dataset) -> tuple[list, list | None, list[str] | None]:
     """Read images and labels of a Dataset, and the names of its classes.
 
-    `from_huggingface.choose_columns` chooses the columns of images and labels.
+    `huggingface.choose_columns` chooses the columns of images and labels.
     """
     kind, saved = type(dataset).__name__, "or give the path that `save_to_disk` wrote"
     if kind == "DatasetDict":
@@ -196,7 +198,7 @@ def _read_dataset(name, dataset) -> tuple[list, list | None, list[str] | None]:
             f"{name}: has a transform (set_transform or with_transform), which is not "
             "applied to what is read; apply it with map, or call reset_format()"
         )
-    image, label = from_huggingface.choose_columns(name, [*types], pictures, named)
+    image, label = huggingface.choose_columns(name, [*types], pictures, named)
     rows = dataset.with_format(None)
     arrays = _arrays(name, rows, image)
     names = getattr(dataset.features[label], "names", None) if label else None
@@ -230,14 +232,14 @@ def _decode_images(name, images) -> list[np.ndarray]:
             "see Image.convert of PIL"
         )
     grey = modes <= {"1", "L", "LA"}
-    decoding = image_files.Decoding("pillow", channels=1 if grey else 3)
+    decoding = decode.Decoding("pillow", channels=1 if grey else 3)
     arrays = [decoding.convert(image, name) for image in images]
     return [array[..., 0] for array in arrays] if grey else arrays
 
 
 def _open_file(path) -> Image.Image:
     """Open an image file; refuse what is none."""
-    with image_files.reading(os.fspath(path)), Image.open(path) as image:
+    with storage.reading(os.fspath(path)), Image.open(path) as image:
         image.load()
         return image
 

@@ -48,9 +48,9 @@ KINDS = {
         "--config.replay.policy=NAME", "jaxcl.memory.policies", "POLICIES"
     ),
     "encoders": Kind("--config.encoder.name=NAME", "jaxcl.config.sections", "ENCODERS"),
-    "data": Kind("--config.data.name=NAME", "jaxcl.data.sources", "SOURCES"),
+    "data": Kind("--config.data.name=NAME", "jaxcl.data.sources.by_name", "SOURCES"),
     "scenarios": Kind(
-        "--config.scenario.name=NAME", "jaxcl.data.scenarios", "SCENARIOS"
+        "--config.scenario.name=NAME", "jaxcl.data.stream.scenarios", "SCENARIOS"
     ),
     "optimizers": Kind(
         "--config.optimizer.name=NAME", "jaxcl.config.sections", "OPTIMIZERS"

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 from jaxcl import schema
 from jaxcl.config import files, options, resolve
-from jaxcl.data import splits, stream
+from jaxcl.data import stream
+from jaxcl.data.sources import shared
 from jaxcl.errors import Refused
 from jaxcl.memory import policies
 
@@ -46,7 +47,7 @@ def meanings(function: Callable) -> dict[str, str]:
     texts = _from_docstring(inspect.getdoc(function) or "", names)
     returned = signature.return_annotation
     if returned is stream.Dataset:
-        texts = _from_comments(_read_class(splits.ImageOptions), names) | texts
+        texts = _from_comments(_read_class(shared.ImageOptions), names) | texts
     # A network, and its bases.
     for kind in returned.__mro__ if inspect.isclass(returned) else ():
         texts = _from_docstring(inspect.cleandoc(kind.__doc__ or ""), names) | texts

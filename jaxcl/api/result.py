@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import ml_collections
 from etils import epath
 
-from jaxcl import errors, plots
+from jaxcl import errors, plots, storage
 from jaxcl.api import inputs, load
 from jaxcl.config import options, recipe
-from jaxcl.data import in_memory, sources, storage
+from jaxcl.data.sources import by_name, in_memory
 from jaxcl.errors import Refused
 from jaxcl.run import log_file, result_file, updates
 from jaxcl.update import verdict as update_verdict
@@ -306,4 +306,4 @@ class Result:
         self._stored_sets += read.stored_sets
         if not all_rows:
             return read.section
-        return read.section | sources.without_test_split(read.section)
+        return read.section | by_name.without_test_split(read.section)

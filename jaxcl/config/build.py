@@ -12,7 +12,8 @@ from etils import epath
 
 from jaxcl import numerics, sharding
 from jaxcl.config import checks, jobs, options, resolve, run_config, sections, teacher
-from jaxcl.data import identity, stream
+from jaxcl.data import stream
+from jaxcl.data.stream import identity
 from jaxcl.errors import Refused
 from jaxcl.evals import embedding
 from jaxcl.run import agreement, compile_cache, encoder_folder, job, seeds, transfer

@@ -6,9 +6,11 @@ import jax
 from absl import logging
 from etils import epath
 
-from jaxcl import core, lookup, sharding
+from jaxcl import core, lookup, sharding, storage
 from jaxcl.config import files, options, run_config, sections
-from jaxcl.data import fetch, identity, splits, storage, stream
+from jaxcl.data import stream
+from jaxcl.data.sources import fetch
+from jaxcl.data.stream import identity, splits
 from jaxcl.errors import Refused
 from jaxcl.run import agreement, encoder_folder, result_file
 
@@ -115,7 +117,7 @@ def check_start(top: sections.TopLevel, plain: dict, train: stream.Examples) -> 
         if train.graphs is not None:
             raise Refused("config.start", start, "it is an encoder of images")
         want = encoder_folder.read_card(start)["input"]["channels"]
-        first = train.load(0) if train.images is None else train.images[0]
+        first = train.read(0)
         if first.shape[-1] != want:
             raise Refused(
                 f"config.start={start!r}: its images have {want} channels, those of "

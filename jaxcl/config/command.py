@@ -1,7 +1,7 @@
 """Run a command until its end or a signal; choose its exit code."""
 
 from jaxcl import numerics
-from jaxcl.data import image_files
+from jaxcl.data.images import decode
 from jaxcl.errors import Refused
 from jaxcl.run import checkpoint, lock, metrics_log, signals, terminal, train
 
@@ -25,7 +25,7 @@ def run_until_signal(make, work) -> int:
     Returns:
       The exit code: that of `work`, 0 for None; 1, 2, 70 or 75 as in `main`.
     """
-    image_files.lift_pillow_limit()
+    decode.lift_pillow_limit()
     # After the distributed runtime has started, which would take SIGTERM for itself.
     with (
         terminal.outlive_terminal(),

@@ -14,7 +14,7 @@ from absl import flags
 from ml_collections import config_flags
 from ml_collections.config_flags import config_path
 
-from jaxcl.data import image_files
+from jaxcl.data.images import decode
 from jaxcl.errors import Refused
 
 _PACKAGE = pathlib.Path(__file__).parents[1]  # jaxcl/
@@ -185,7 +185,7 @@ def read_config(words: Sequence[str]) -> ml_collections.ConfigDict:
     Raises:
       Refused, OSError: there is no such file, or a word is wrong.
     """
-    image_files.lift_pillow_limit()
+    decode.lift_pillow_limit()
     named = [word for word in words if word.startswith("--config=")]
     overrides = [
         word for word in words if word.startswith(("--config.", "--noconfig."))

@@ -304,7 +304,7 @@ def restore_frozen(top: sections.TopLevel) -> Frozen:
     checks.check_path(top)
     tasks = make_stream()
     train = tasks.dataset.train
-    first = train.load(0) if train.images is None else train.images[0]
+    first = train.read(0)
     blank = np.zeros((1, image.size, image.size, first.shape[-1]), np.float32)
     state, source = transfer.restore(top.checkpoint, encoder, blank, mesh)
     net = chain.Chain({"encoder": encoder})

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxcl import core, lookup, schema
 from jaxcl.config import sections
-from jaxcl.data import scenarios
+from jaxcl.data.stream import scenarios
 from jaxcl.errors import Refused
 from jaxcl.nets import tuning
 

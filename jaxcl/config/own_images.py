@@ -5,6 +5,7 @@ the bases are those of PNR's scripts for CIFAR; epochs, batch and the rest are o
 choice, argued below and not tuned on any set.
 """
 
+import contextlib
 import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -12,9 +13,11 @@ from typing import Any, NamedTuple
 import ml_collections
 import numpy as np
 
-from jaxcl import core, lookup, schema
+from jaxcl import core, lookup, schema, storage
 from jaxcl.config import recipe
-from jaxcl.data import from_folders, image_files, sources, storage, stream
+from jaxcl.data import stream
+from jaxcl.data.images import decode
+from jaxcl.data.sources import by_name, folders
 from jaxcl.errors import Refused
 from jaxcl.run import encoder_folder
 
@@ -83,9 +86,11 @@ def summarize(data: Mapping[str, Any]) -> Summary:
         raise Refused("config.data.name", data["name"], "graphs; must be images")
     count = stream.count_rows(train)
     rows = np.unique(np.linspace(0, count - 1, min(count, _SAMPLED)).astype(int))
-    loaded = (_load_image(train, row) for row in rows)
-    sampled = [image for image in loaded if image is not None]
-    sampled = sampled or [train.load(0)]  # which says what is wrong with it
+    sampled = []
+    for row in rows:
+        with contextlib.suppress(decode.Unreadable):  # the run reports or skips it
+            sampled.append(train.read(row))
+    sampled = sampled or [train.read(0)]  # which says what is wrong with it
     shapes = {image.shape[:2] for image in sampled}
     side = int(np.median([min(image.shape[:2]) for image in sampled]))
     mean, std = _compute_moments(sampled)
@@ -95,7 +100,7 @@ def summarize(data: Mapping[str, Any]) -> Summary:
         rows=count,
         side=side,
         square=shapes == {(side, side)},
-        streams=train.images is None,
+        streams=train.streams,
         mean=mean,
         std=std,
         labelled=int((train.label >= 0).sum()),
@@ -111,18 +116,8 @@ def read_images(data: Mapping[str, Any]) -> stream.Dataset:
     Raises:
       Refused, OSError: as the source raises them.
     """
-    make, options = lookup.find_function(sources.SOURCES, data, "config.data")
+    make, options = lookup.find_function(by_name.SOURCES, data, "config.data")
     return make(**schema.options(make, options, "config.data"))
-
-
-def _load_image(train, row) -> np.ndarray | None:
-    """Load an image; None for an unreadable file, which the run will report or skip."""
-    if train.images is not None:
-        return train.images[row]
-    try:
-        return train.load(row)
-    except image_files.Unreadable:
-        return None
 
 
 def _compute_moments(images) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -272,7 +267,7 @@ def read_once(data: Mapping[str, Any], summary: Summary) -> dict:
       data: a section config.data.
       summary: result of `summarize`.
     """
-    make, options = lookup.find_function(sources.SOURCES, data, "config.data")
+    make, options = lookup.find_function(by_name.SOURCES, data, "config.data")
     takes = {"size", "resident"} <= set(schema.defaults(make))
     small = summary.side <= _SMALL and summary.rows * summary.side**2 * 3 <= _RESIDENT
     if not (summary.streams and takes and small) or {"size", "resident"} & set(options):
@@ -411,7 +406,7 @@ def make_section(
 ) -> dict:
     """Make the section config.data that reads the images at a path.
 
-    Without a `name` in `options` the source is guessed, see `sources.section_of`. With
+    Without a `name` in `options` the source is guessed, see `by_name.section_of`. With
     a parent config, images in files are read by its options; if it has none, small
     images are decoded once, into memory.
 
@@ -432,15 +427,15 @@ def make_section(
     if not storage.exists(path):
         raise Refused(field, os.fspath(path), "no such file or folder")
     path, name = os.fspath(path), options.pop("name", None)
-    source = {"name": name, "path": path} if name else sources.section_of(path)
+    source = {"name": name, "path": path} if name else by_name.section_of(path)
     if all_rows:
-        source |= sources.without_test_split(source)
-        if source["name"] == "image_folder" and from_folders.is_mixed(path):
+        source |= by_name.without_test_split(source)
+        if source["name"] == "image_folder" and folders.is_mixed(path):
             source["folders"] = "none"
     if parent_config and source["name"] in ("image_folder", "huggingface"):
         source["channels"] = len(parent_config["augment"]["mean"])
         run_data = parent_config.get("data", {})
-        read = sources.SOURCES.get(run_data.get("name"))
+        read = by_name.SOURCES.get(run_data.get("name"))
         if read is not None and {*_READING} <= {*schema.option_of(read)}:
             source |= {name: run_data[name] for name in _READING if name in run_data}
             if run_data.get("resident") and "size" in source:  # else sizes may differ

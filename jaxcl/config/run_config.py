@@ -4,9 +4,9 @@ import jax
 from absl import logging
 from etils import epath
 
-from jaxcl import numerics, sharding
+from jaxcl import numerics, sharding, storage
 from jaxcl.config import options, sections
-from jaxcl.data import identity, storage
+from jaxcl.data.stream import identity
 from jaxcl.errors import Refused
 from jaxcl.run import lock, log_file
 

@@ -16,15 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcl import core, lookup, optim, schema, sharding
-from jaxcl.data import (
-    imbalance,
-    prefetch,
-    scenarios,
-    sources,
-    stream,
-)
+from jaxcl.data import stream
 from jaxcl.data.augment import graphs as augment_graphs
 from jaxcl.data.augment import images as augment_images
+from jaxcl.data.images import crops
+from jaxcl.data.sources import by_name
+from jaxcl.data.stream import imbalance, scenarios
 from jaxcl.errors import Refused
 from jaxcl.methods.online import replay
 from jaxcl.nets import convnext, gcn, gin, mlp, pieces, resnet, traits, tuning, vit
@@ -152,7 +149,7 @@ class ImageSettings(NamedTuple):
     std: tuple[float, ...]
     resize: int | None = None  # shorter side before the centre crop; None: no crop
     views: int = 1  # crops of each image that streams
-    crop: prefetch.RandomCrop | None = None  # of images that stream
+    crop: crops.RandomCrop | None = None  # of images that stream
 
 
 class _Views(NamedTuple):
@@ -275,7 +272,7 @@ def _list_sources(function, section) -> dict:
 LOCAL_CROPS = Section(lambda path, section: augment_images.make_local_crops)
 # The sections of the top level, in the order of `TopLevel`
 SECTIONS: dict[str, Section] = {
-    "data": Section(_find_in(sources.SOURCES), _NAMED, inner=_list_sources),
+    "data": Section(_find_in(by_name.SOURCES), _NAMED, inner=_list_sources),
     "scenario": Section(
         lambda path, section: scenarios.find_functions(section.get("name"))
     ),
@@ -481,7 +478,7 @@ def _build_views(top: TopLevel) -> _Views:
     if local is not None:
         make, options, _ = LOCAL_CROPS.read(f"{path}.local", local)
         crop_locally = make(given, **options)
-    crop = prefetch.RandomCrop(
+    crop = crops.RandomCrop(
         size=full["size"],
         scale=tuple(full["scale"]),
         ratio=tuple(full["ratio"]),

@@ -9,7 +9,7 @@ from ml_collections import config_dict
 
 from jaxcl import lookup, schema
 from jaxcl.config import recipe, sections
-from jaxcl.data import imbalance
+from jaxcl.data.stream import imbalance
 
 
 def shrink(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:

@@ -118,7 +118,7 @@ def check_use(
             "this config.method reads no teacher; leave it out, or set "
             "config.method.strategy=distil",
         )
-    first = train.load(0) if train.images is None else train.images[0]
+    first = train.read(0)
     if first.shape[-1] != teacher.channels:
         raise Refused(
             f"config.teacher={top.teacher!r}: its images have {teacher.channels} "

@@ -1,1 +1,1 @@
-"""Sources of examples, their order, and their way to the device."""
+"""From files to batches in rooms: images, sources, stream and feed; and augment."""

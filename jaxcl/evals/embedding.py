@@ -12,8 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcl import core, numerics, sharding
-from jaxcl.data import graph_batches, prefetch, splits, stream
+from jaxcl.data import stream
 from jaxcl.data.augment import images as augment_images
+from jaxcl.data.feed import graph_batches, prefetch
+from jaxcl.data.images import crops
+from jaxcl.data.stream import splits
 from jaxcl.errors import Refused
 
 # Features of the encoder, or the projections that the loss compares.
@@ -267,9 +270,9 @@ def make_eval_view(parts: core.EvalParts, *, resize: bool = True) -> Callable:
     )
 
 
-def make_eval_crop(parts: core.EvalParts) -> prefetch.CenterCrop:
+def make_eval_crop(parts: core.EvalParts) -> crops.CenterCrop:
     """Make the crop that workers cut out of an image that streams."""
-    return prefetch.CenterCrop(
+    return crops.CenterCrop(
         size=parts.size,
         resize=parts.size if parts.resize is None else parts.resize,
         decoder=parts.stream.dataset.decoder or "auto",
@@ -327,7 +330,7 @@ def make_embedder(
                     features = jnp.zeros(shape, blank.dtype, device=everywhere)
                 features = program(state, batch, features, np.int32(i * batch_size))
                 # Wait, or images pile up on a device that is slower than the workers.
-                if examples.load is not None and i % 4 == 3:
+                if examples.streams and i % 4 == 3:
                     jax.block_until_ready(features)
         return features[: len(rows)]
 

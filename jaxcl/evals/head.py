@@ -13,7 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcl import core, numerics, optim, sharding
-from jaxcl.data import prefetch, stream
+from jaxcl.data import stream
+from jaxcl.data.feed import prefetch
+from jaxcl.data.images import crops
 from jaxcl.nets import linear_head
 
 _STREAM = 0x11EA4  # keeps the probe's random numbers apart from the training's
@@ -193,13 +195,13 @@ def make_resident_fit(
 def make_streamed_fit(
     rule: ProbeSettings,
     parts: core.EvalParts,
-    crop: prefetch.RandomCrop,
+    crop: crops.RandomCrop,
     embed: Callable,
 ) -> Callable:
     """Make a function that fits a head to images that workers decode and crop.
 
     Args:
-      crop: prefetch.RandomCrop or prefetch.CenterCrop of the workers.
+      crop: crops.RandomCrop or crops.CenterCrop of the workers.
       embed: (state, images u8[B,S,S,C], key) -> f32[B, D].
 
     Returns:

@@ -35,8 +35,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcl import core, schema, sharding
-from jaxcl.data import prefetch, splits, stream
+from jaxcl.data import stream
 from jaxcl.data.augment import images as augment_images
+from jaxcl.data.images import crops
+from jaxcl.data.stream import splits
 from jaxcl.evals import embedding, head
 from jaxcl.nets import linear_head
 
@@ -109,7 +111,7 @@ def _make_fit(parts, settings) -> tuple[Callable, Callable]:
         return fit, lambda state, _: embed_train(state)
     embed = _embed_augmented(parts, settings)
     if train.images is None:
-        crop = prefetch.RandomCrop(
+        crop = crops.RandomCrop(
             size=parts.size,
             scale=tuple(settings.scale),
             ratio=_RATIO,

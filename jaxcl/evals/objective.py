@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcl import core, numerics, schema, sharding
-from jaxcl.data import graph_batches
+from jaxcl.data.feed import graph_batches
 from jaxcl.evals import embedding
 
 
@@ -77,7 +77,7 @@ def _check_rows(parts, batch_size, max_rows):
     embedding.require("objective.max_rows", max_rows, some, "None or a batch's rows")
     what = "a method with a loss of its own, as icl has"
     embedding.refuse_unless(parts.objective, "objective", what)
-    here = parts.stream.dataset.train.load is None
+    here = not parts.stream.dataset.train.streams
     do = "give config.data resident=True and size, or take the evaluator out"
     embedding.refuse_unless(here, "objective", "images in memory", do)
 

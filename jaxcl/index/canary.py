@@ -7,7 +7,7 @@ import numpy as np
 from etils import epath
 from safetensors import numpy as tensors
 
-from jaxcl.data import storage
+from jaxcl import storage
 from jaxcl.errors import Refused
 from jaxcl.index import drift, vectors
 from jaxcl.run import encoder_folder

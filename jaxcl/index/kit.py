@@ -13,7 +13,7 @@ import numpy as np
 from etils import epath
 from safetensors import numpy as tensors
 
-from jaxcl.data import storage
+from jaxcl import storage
 from jaxcl.errors import Refused
 from jaxcl.index import canary, maps, ways
 from jaxcl.run import encoder_folder

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyarrow import compute, csv
 from pyarrow import parquet as pq
 
-from jaxcl.data import storage
+from jaxcl import storage
 from jaxcl.errors import Refused
 
 SUFFIXES = (".npy", ".parquet", ".safetensors")

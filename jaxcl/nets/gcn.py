@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcl import schema
-from jaxcl.data import graph_arrays
+from jaxcl.data.stream import graph_arrays
 from jaxcl.errors import Refused
 
 

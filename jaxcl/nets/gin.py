@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcl import schema
-from jaxcl.data import graph_arrays
+from jaxcl.data.stream import graph_arrays
 from jaxcl.nets import gcn
 
 

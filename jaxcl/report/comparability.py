@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from etils import epath
 
+from jaxcl import storage
 from jaxcl.config import options
-from jaxcl.data import storage
 
 # Options that change no measurement, or in which compared runs may differ.
 _ASIDE = {"seed", "last_only", "skip"}

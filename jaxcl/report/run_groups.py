@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from etils import epath
 
-from jaxcl.data import storage
+from jaxcl import storage
 from jaxcl.errors import Refused
 from jaxcl.report import comparability
 from jaxcl.run import log_file, result_file, seeds

@@ -28,8 +28,7 @@ from absl import logging
 from etils import epath
 from orbax.checkpoint import v1 as ocp
 
-from jaxcl import sharding
-from jaxcl.data import storage
+from jaxcl import sharding, storage
 from jaxcl.errors import Refused
 from jaxcl.run import encoder_folder, result_file
 

@@ -16,8 +16,7 @@ from etils import epath
 from safetensors import SafetensorError
 from safetensors import numpy as tensors
 
-from jaxcl import core, numerics
-from jaxcl.data import storage
+from jaxcl import core, numerics, storage
 from jaxcl.errors import Refused
 
 FORMAT = 1  # of the folder

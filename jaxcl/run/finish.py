@@ -8,7 +8,7 @@ import numpy as np
 from etils import epath
 
 from jaxcl import lookup, numerics, plots
-from jaxcl.data import identity
+from jaxcl.data.stream import identity
 from jaxcl.errors import Refused
 from jaxcl.run import (
     cost,

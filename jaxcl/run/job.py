@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcl import core, numerics, sharding
-from jaxcl.data import graph_batches, prefetch, stream
+from jaxcl.data import stream
+from jaxcl.data.feed import graph_batches, prefetch
 from jaxcl.errors import Refused
 
 # Added to the seed of labelled batches, so that their order is not that of the task's.
@@ -29,7 +30,7 @@ class Data(NamedTuple):
     batch_size: int  # global
     epochs: int | tuple[int, ...]  # of each task, see stream.epochs_of_tasks
     resident: bool  # the train split lives on the device, else it streams
-    crop: Any  # prefetch.RandomCrop, for images that stream
+    crop: Any  # crops.RandomCrop, for images that stream
     views: int  # crops of each image that streams
     workers: int
 
@@ -262,7 +263,7 @@ def _example(method: core.Method, data: Data) -> dict:
     if data.resident:
         images = np.asarray(examples.images[:1])
     else:
-        first = examples.load(0) if examples.images is None else examples.images[0]
+        first = examples.read(0)
         size, channels = data.crop.size, first.shape[-1]
         images = np.zeros((1, data.views, size, size, channels), np.uint8)
     label, index = np.asarray(examples.label[:1]), np.zeros(1, np.int32)

@@ -19,8 +19,7 @@ import jax
 from absl import logging
 from etils import epath
 
-from jaxcl import sharding
-from jaxcl.data import storage
+from jaxcl import sharding, storage
 from jaxcl.errors import Refused
 
 FILE = "lock.json"

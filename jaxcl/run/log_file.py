@@ -13,7 +13,7 @@ import os
 from absl import logging
 from etils import epath
 
-from jaxcl.data import storage
+from jaxcl import storage
 from jaxcl.errors import Refused
 
 FILE = "metrics.jsonl"

@@ -7,7 +7,8 @@ import jax
 import numpy as np
 
 from jaxcl import lookup, schema, sharding
-from jaxcl.data import listing, stream
+from jaxcl.data import stream
+from jaxcl.data.images import listing
 from jaxcl.run import job, result_file, seeds, transfer
 
 

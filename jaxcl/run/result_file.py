@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from jaxcl import metrics
-from jaxcl.data import storage
+from jaxcl import metrics, storage
 from jaxcl.errors import Refused
 from jaxcl.run import cost
 

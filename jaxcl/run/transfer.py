@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from jaxcl import core, lookup, numerics, schema, sharding
-from jaxcl.data import storage, stream
+from jaxcl import core, lookup, numerics, schema, sharding, storage
+from jaxcl.data import stream
 from jaxcl.errors import Refused
 from jaxcl.methods.two_view import bases
 from jaxcl.run import (

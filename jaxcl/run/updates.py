@@ -7,7 +7,7 @@ import re
 
 from etils import epath
 
-from jaxcl.data import storage
+from jaxcl import storage
 
 UPDATES, VERDICT = "updates", "update.json"
 

@@ -17,9 +17,11 @@ import numpy as np
 from etils import epath
 from PIL import Image
 
-from jaxcl import plots, sharding
+from jaxcl import plots, sharding, storage
 from jaxcl.config import build, command, own_images, transfer_config
-from jaxcl.data import identity, image_files, storage, stream
+from jaxcl.data import stream
+from jaxcl.data.images import array_files
+from jaxcl.data.stream import identity
 from jaxcl.errors import Refused
 from jaxcl.evals import embedding
 from jaxcl.run import result_file, terminal, transfer, updates
@@ -134,7 +136,7 @@ def _embed_run(run, current, config, rows) -> _Sample:
     place = epath.Path(run) / FOLDER / _SAMPLE
     source = json.dumps(_describe_weights(current), sort_keys=True, default=str)
     if place.exists():
-        arrays = image_files.read_npz(str(place))
+        arrays = array_files.read_npz(str(place))
         if (str(arrays["known"]), str(arrays["source"])) == (inputs, source):
             return _Sample(arrays["features"], [str(x) for x in arrays["remarks"]])
     splits, remarks = [], []
@@ -233,8 +235,7 @@ def _draw_images(examples, rows, path) -> None:
     across = int(np.ceil(np.sqrt(len(rows))))
     sheet = Image.new("RGB", (across * _SIDE, -(-len(rows) // across) * _SIDE))
     for place, row in enumerate(rows):
-        pixels = examples.load(row) if examples.images is None else examples.images[row]
-        pixels = np.asarray(pixels)
+        pixels = np.asarray(examples.read(row))
         if pixels.dtype != np.uint8:
             return  # features
         image = Image.fromarray(plots.to_rgb(pixels)).resize((_SIDE, _SIDE))
@@ -244,8 +245,7 @@ def _draw_images(examples, rows, path) -> None:
 
 
 def _name_row(examples, row) -> str:
-    load = examples.load if examples.origin is None else examples.origin
-    return load.name(row) if hasattr(load, "name") else f"row {row}"
+    return f"row {row}" if examples.reader is None else examples.reader.name(row)
 
 
 def _check_accuracy(run, current, test, run_config, folder, limit, confidence) -> dict:

@@ -23,7 +23,7 @@ from etils import epath
 
 from jaxcl import numerics
 from jaxcl.config import build, command, files, run_config, transfer_config
-from jaxcl.data import identity
+from jaxcl.data.stream import identity
 from jaxcl.errors import Refused
 from jaxcl.index import maps
 from jaxcl.run import finish, job, lock, result_file, transfer, updates

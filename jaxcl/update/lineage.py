@@ -2,8 +2,8 @@
 
 from etils import epath
 
+from jaxcl import storage
 from jaxcl.config import run_config, sections
-from jaxcl.data import storage
 from jaxcl.errors import Refused
 from jaxcl.index import maps
 from jaxcl.methods import two_view

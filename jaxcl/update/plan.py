@@ -10,7 +10,8 @@ from etils import epath
 
 from jaxcl import lookup, schema
 from jaxcl.config import build, own_images, recipe, sections, transfer_config
-from jaxcl.data import identity, stream
+from jaxcl.data import stream
+from jaxcl.data.stream import identity
 from jaxcl.errors import Refused
 from jaxcl.run import updates
 from jaxcl.update import gate, lineage, references

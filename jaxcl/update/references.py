@@ -12,7 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from etils import epath
 
-from jaxcl.data import identity, image_files, listing, storage
+from jaxcl import storage
+from jaxcl.data.images import array_files, listing
+from jaxcl.data.stream import identity
 from jaxcl.errors import Refused
 from jaxcl.run import transfer, updates
 from jaxcl.update import gate
@@ -124,7 +126,7 @@ def read_reference(path: epath.PathLike) -> Reference:
       Refused: the file is damaged.
     """
     try:
-        arrays = image_files.read_npz(str(path))
+        arrays = array_files.read_npz(str(path))
         about = json.loads(str(arrays.pop("about")))
         names, marks, classes = (arrays[x] for x in ("names", "marks", "classes"))
         images = LabelledImages(names, marks, classes, about["protocol"])
@@ -161,7 +163,7 @@ def read_answers(folder: epath.PathLike) -> dict[str, np.ndarray]:
     path = epath.Path(folder) / transfer.ANSWERS
     if not path.exists():
         return {}
-    return image_files.read_npz(str(path))
+    return array_files.read_npz(str(path))
 
 
 def is_there(run: str) -> bool:

@@ -78,11 +78,10 @@ def _digest(value) -> str:
 
 def list_ids(examples, rows: np.ndarray, section: dict) -> list[str]:
     """List ids of images: paths within the data set, or the numbers of their rows."""
-    load = examples.load if examples.origin is None else examples.origin
-    if not hasattr(load, "name"):
+    if examples.reader is None:
         return [str(row) for row in rows]
     root = os.path.abspath(str(section.get("path", "")))
-    names = [load.name(int(row)) for row in rows]
+    names = [examples.reader.name(int(row)) for row in rows]
     return [
         os.path.relpath(name, root) if os.path.abspath(name).startswith(root) else name
         for name in names

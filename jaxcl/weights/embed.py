@@ -17,7 +17,9 @@ import numpy as np
 
 from jaxcl import numerics, schema
 from jaxcl.config import build, command, jobs, own_images, transfer_config
-from jaxcl.data import from_features, identity, sources, stream
+from jaxcl.data import stream
+from jaxcl.data.sources import by_name, features
+from jaxcl.data.stream import identity
 from jaxcl.errors import Refused
 from jaxcl.evals import embedding
 from jaxcl.run import encoder_folder, progress_bar, train
@@ -37,7 +39,7 @@ def prepare_work(encoder: str, data: str | dict) -> jobs.Frozen:
     encoder_config = encoder_folder.as_config(encoder)
     if isinstance(data, str) and data.startswith("{"):
         data = json.loads(data)
-    elif isinstance(data, str) and sources.needs_nothing(data):
+    elif isinstance(data, str) and by_name.needs_nothing(data):
         data = {"name": data}
     section = own_images.make_section(
         data, parent_config=encoder_config, field="--data"
@@ -70,7 +72,7 @@ def write_features(
       OSError: a file cannot be read or written.
       train.Interrupted: `stop` returned True.
     """
-    from_features.check_suffix(out)
+    features.check_suffix(out)
     schema.check_value(batch_size, schema.Count, "batch_size")
     dataset = work.parts.stream.dataset
     batch_size = embedding.padded_size(work.parts, batch_size)
@@ -82,7 +84,7 @@ def write_features(
         "batch_size": batch_size,
     }
     if os.path.exists(out):
-        if from_features.read(out)[1] != about:
+        if features.read(out)[1] != about:
             raise Refused("--out", out, "is no file of features; give another path")
         return about
     splits, width = stream.splits_of(dataset), about["card"]["num_features"]
@@ -99,12 +101,12 @@ def write_features(
                 bar.update(len(rows))
                 if stop():
                     raise train.Interrupted(f"stopped; the rows so far are in {draft}")
-    features = np.memmap(draft, "<f4", "r", offset=begin, shape=(sum(sizes), width))
-    arrays, pieces = {}, np.split(features, np.cumsum(sizes)[:-1])
+    vectors = np.memmap(draft, "<f4", "r", offset=begin, shape=(sum(sizes), width))
+    arrays, pieces = {}, np.split(vectors, np.cumsum(sizes)[:-1])
     for (name, x), rows in zip(splits.items(), pieces, strict=True):
         values = {"x": rows, "y": x.label, "domain": x.domain}
         arrays |= {f"{name}_{key}": value for key, value in values.items()}
-    from_features.write(out, arrays, about)
+    features.write(out, arrays, about)
     os.unlink(draft)
     return about
 
@@ -157,7 +159,7 @@ def main(options: argparse.Namespace) -> int:
     """Run `jaxcl features`; return 2 if an input is wrong, 75 if stopped."""
 
     def make():
-        from_features.check_suffix(options.out)
+        features.check_suffix(options.out)
         return prepare_work(options.encoder, options.data)
 
     def work(frozen, stop):

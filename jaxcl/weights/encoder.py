@@ -19,8 +19,9 @@ from PIL import Image
 
 from jaxcl import core, lookup, numerics, schema
 from jaxcl.config import sections
-from jaxcl.data import graph_arrays, image_files, prefetch
 from jaxcl.data.augment import images as augment_images
+from jaxcl.data.images import crops, decode
+from jaxcl.data.stream import graph_arrays
 from jaxcl.errors import Refused
 from jaxcl.index import maps
 from jaxcl.run import encoder_folder
@@ -110,8 +111,8 @@ class Encoder:
         Args:
           inputs: images as for `prepare`, or one image u8[h, w, C]; grey images may
             lack the last axis. Any image may be a PIL image, or the path of a file. Or
-            a padded batch of graphs, see `data.graph_arrays.pad_batch`; its empty slots
-            get rows of zeros.
+            a padded batch of graphs, see `graph_arrays.pad_batch`; its empty slots get
+            rows of zeros.
           batch_size: images at a time. The last batch is padded; fewer images in all
             are padded to a power of two, so that few programs are compiled.
 
@@ -226,8 +227,8 @@ def _list_images(card, images) -> tuple[Any, bool]:
 def _read_pixels(card, image):
     """Read an image as u8[h, w, C]; an array is checked later."""
     inputs = card["input"]
-    decoding = image_files.Decoding(
-        prefetch.choose_decoder(inputs["decoder"] or "auto"),
+    decoding = decode.Decoding(
+        decode.choose_decoder(inputs["decoder"] or "auto"),
         channels=inputs["channels"],
         background=inputs.get("background", 255),
         bits=inputs.get("bits"),
@@ -275,11 +276,11 @@ def _cut_images(card, images) -> np.ndarray:
                 f"{size} x {size}; of a list each is resized"
             )
         return np.asarray(images)
-    crop = prefetch.CenterCrop(
+    crop = crops.CenterCrop(
         size=size,
         resize=size if resize is None else resize,
         interpolation=inputs["interpolation"],
-        decoder=prefetch.choose_decoder(inputs["decoder"] or "auto"),
+        decoder=decode.choose_decoder(inputs["decoder"] or "auto"),
     )
     for i, image in enumerate(images):
         _check_array(f"images[{i}]", image, channels, axes=3)

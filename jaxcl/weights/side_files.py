@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-from jaxcl.data import storage
+from jaxcl import storage
 from jaxcl.errors import Refused
 
 CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"

@@ -13,7 +13,7 @@ from etils import epath
 from safetensors import numpy as tensors
 
 import jaxcl
-from jaxcl.data import storage
+from jaxcl import storage
 from jaxcl.errors import Refused
 from jaxcl.index import maps
 from jaxcl.run import encoder_folder, lock

@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from attack import kind
-from jaxcl.data import storage
+from jaxcl import storage
 
 
 def _value(number: int, size: int) -> dict:

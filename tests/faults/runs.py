@@ -63,7 +63,7 @@ _data = [
         ("data: every seed has the same order", takes(seed=always(0))),
     ),
     *fault.of(
-        "data.stream.epochs_of_tasks",
+        "data.stream.tasks.epochs_of_tasks",
         "test_stream.py::test_first_tasks_may_have_epochs_of_their_own",
         ("data: every task has the epochs of the first", gives(lambda by: by[:1])),
     ),
@@ -73,7 +73,7 @@ _data = [
         ("data: the released order is that of seed 5", takes(seed=always(5))),
     ),
     *fault.of(
-        "data.scenarios.make",
+        "data.stream.scenarios.make",
         _partition,
         ("data: a task is judged on all classes", _of_tasks(_all_test_rows)),
         (
@@ -83,7 +83,7 @@ _data = [
         ),
     ),
     *fault.of(
-        "data.splits.split_validation",
+        "data.stream.splits.split_validation",
         "test_sources.py::test_validation_is_stratified_seeded_and_apart_from_test",
         (
             "data: validation rows stay in the train split",
@@ -91,22 +91,22 @@ _data = [
         ),
     ),
     *fault.of(
-        "data.imbalance.probabilities",
+        "data.stream.imbalance.probabilities",
         "test_imbalance.py::test_probabilities_are_the_papers",
         ("data: no class dominates", gives(lambda p: np.full_like(p, 1 / len(p)))),
     ),
     *fault.of(
-        "data.one_pass.weights",
+        "data.stream.one_pass.weights",
         "test_one_pass.py::test_weights_are_those_of_the_schedule",
         ("data: a blurry stream is twice as blurry", takes(width=lambda w: 2 * w)),
     ),
     *fault.of(
-        "data.one_pass.recurring",
+        "data.stream.one_pass.recurring",
         "test_one_pass.py::test_recurrence_at_its_ends",
         ("data: no class comes back", takes(recurrence=always(0.0))),
     ),
     *fault.of(
-        "data.looks.rotate_pixels",
+        "data.stream.looks.rotate_pixels",
         "test_looks.py::test_turned_pixels_are_pillows",
         ("data: images turn to the right", takes(angle=lambda angle: -angle)),
     ),

@@ -7,7 +7,8 @@ import numpy as np
 
 from jaxcl import cli, schema
 from jaxcl.config import files, resolve, sections, teacher
-from jaxcl.data import scenarios, stream
+from jaxcl.data import stream
+from jaxcl.data.stream import scenarios
 from jaxcl.methods.online import replay
 from jaxcl.run import evaluation, transfer
 

@@ -6,9 +6,10 @@ import sys
 
 from jaxcl import lookup
 from jaxcl.config import sections
-from jaxcl.data import imbalance, scenarios, sources
 from jaxcl.data.augment import graphs as augment_graphs
 from jaxcl.data.augment import images as augment_images
+from jaxcl.data.sources import by_name
+from jaxcl.data.stream import imbalance, scenarios
 from jaxcl.methods import online_ssl
 from jaxcl.methods.icl import ddpg
 from jaxcl.methods.online import replay
@@ -34,7 +35,7 @@ FUNCTIONS = {
     **{f"encoder {name}": make for name, make in sections.ENCODERS.items()},
     **{f"optimizer {name}": make for name, make in sections.OPTIMIZERS.items()},
     **{f"schedule {name}": make for name, make in sections.SCHEDULES.items()},
-    **{f"source {name}": make for name, make in sources.SOURCES.items()},
+    **{f"source {name}": make for name, make in by_name.SOURCES.items()},
     **{f"base {name}": make for name, make in bases.BASES.items()},
     **{f"strategy {name}": make for name, make in strategies.STRATEGIES.items()},
     **{f"regulariser {x}": make for x, make in online_ssl.REGULARISERS.items()},

@@ -16,7 +16,7 @@ import numpy as np
 from helpers import run_directories, toy
 from jaxcl import sharding
 from jaxcl.config import build
-from jaxcl.data import identity
+from jaxcl.data.stream import identity
 from jaxcl.run import agreement
 
 

@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcl import core, sharding
-from jaxcl.data import scenarios, stream
+from jaxcl.data import stream
+from jaxcl.data.images import readers
+from jaxcl.data.stream import scenarios
 from jaxcl.evals import head as head_lib
 from jaxcl.evals import linear
 from jaxcl.nets import linear_head
@@ -42,14 +44,11 @@ def split_of(seed, count, noise=60):
     return stream.Examples(label, domain, images)
 
 
-class Load:
-    """Reads a row, like a set that streams."""
-
-    def __init__(self, images):
-        self.images = images
-
-    def __call__(self, row):
-        return self.images[row]
+def streamed(examples, read=None):
+    """The same images, read row by row."""
+    read = read or examples.images.__getitem__
+    reader = readers.FunctionRows(read, len(examples.label), "toy")
+    return examples._replace(images=None, reader=reader)
 
 
 @functools.cache
@@ -57,7 +56,7 @@ def dataset(noise=60, streams=False):
     names = tuple("abcdef")
     splits = [split_of(0, 50, noise), split_of(1, 31, noise)]
     if streams:
-        splits = [s._replace(images=None, load=Load(s.images)) for s in splits]
+        splits = [streamed(x) for x in splits]
     return stream.Dataset("toy", names, tuple("xyz"), splits[0], None, splits[1])
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jaxcl.data import graph_arrays
+from jaxcl.data.stream import graph_arrays
 
 
 def graph_set(pairs, sizes, features=None, labels=None):

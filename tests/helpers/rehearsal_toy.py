@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from helpers import interpreted, online_toy, twins
-from jaxcl.data import scenarios, stream
+from jaxcl.data import stream
+from jaxcl.data.stream import scenarios
 from jaxcl.methods import rehearsal
 
 COUNTS = (7, 9, 8, 7, 8, 7)  # train rows of each class

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxcl import lookup, schema
 from jaxcl.config import build
-from jaxcl.data import toys
+from jaxcl.data.sources import toys
 from jaxcl.methods import online_ssl, two_view
 from jaxcl.run import checkpoint, log_file
 from jaxcl.run import job as job_lib

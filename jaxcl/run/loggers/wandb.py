@@ -9,7 +9,7 @@ import os
 import uuid
 from typing import Any
 
-from jaxcl.data import storage
+from jaxcl import storage
 from jaxcl.errors import Refused
 from jaxcl.run import loggers
 

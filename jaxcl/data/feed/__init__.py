@@ -1,0 +1,1 @@
+"""Batches on the host, read ahead of the steps that take them."""

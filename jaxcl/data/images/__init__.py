@@ -1,0 +1,1 @@
+"""Images in files: decode, crop, read them row by row."""
