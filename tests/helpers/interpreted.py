@@ -284,6 +284,8 @@ def _iota(params, *sizes):
 
 
 def _dot(params, one, other):
+    if one.dtype == jnp.bfloat16:  # summed as XLA does; NumPy's einsum knows none
+        one, other = (x.astype(np.float32) for x in (one, other))
     (left, right), (left_batch, right_batch) = params["dimension_numbers"]
     if not left_batch:
         return np.tensordot(one, other, (left, right))
