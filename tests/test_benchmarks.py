@@ -13,7 +13,7 @@ import pytest
 from helpers import config_files
 from jaxcl import core, optim
 from jaxcl.config import resolve, sections
-from jaxcl.data import sources
+from jaxcl.data.sources import by_name
 from jaxcl.methods.two_view import bases
 
 BENCHMARKS = pathlib.Path(__file__).parents[1] / "benchmarks"
@@ -69,7 +69,7 @@ def test_a_small_run_ends_with_finite_numbers(load, name, tmp_path):
 
 def test_a_row_of_keep_fresh_is_taught_and_evaluated(load, tmp_path):
     for name, white in (("old", 0), ("new", 255)):  # as they are, and inverted
-        data = sources.load(name="digits", size=16, channels=3)
+        data = by_name.load(name="digits", size=16, channels=3)
         parts = {"train": data.train, "test": data.test}
         arrays = {f"{k}_x": x.images[:160] ^ white for k, x in parts.items()}
         arrays |= {f"{k}_y": x.label[:160] for k, x in parts.items()}
