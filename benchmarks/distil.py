@@ -210,7 +210,7 @@ def train_student(args, place, domain, student, way, seed, term, rate) -> pathli
 
 def choose(args) -> dict:
     """Choose the term, and the learning rate of each way; return "term" and ways."""
-    saved = pathlib.Path(args.out, "choice.json")
+    saved = pathlib.Path(args.choice or pathlib.Path(args.out, "choice.json"))
     if saved.exists():
         return json.loads(saved.read_text())
     student, domain = next(iter(STUDENTS)), DOMAINS[0]
@@ -251,7 +251,7 @@ def measure(args, choice, student, domain, seed) -> dict[str, dict[str, float]]:
         return scores | weigh(folder, x)
 
     scores = {"teacher": describe(teacher, teacher_rows, teacher_queries)}
-    for way in WAYS:
+    for way in args.ways:
         options = (student, way, seed, choice["term"], choice[way])
         folder = train_student(args, place / way, domain, *options)
         one = describe(folder, embed(folder, x), embed(folder, queries))
@@ -290,13 +290,13 @@ def main(argv=None) -> None:
     choice = choose(args)
     domains = DOMAINS[:1] if args.data else DOMAINS
     tables: dict[str, list[dict]] = {x: [{} for _ in args.seeds] for x in domains}
-    for student in STUDENTS:
+    for student in args.students:
         for number, seed in enumerate(args.seeds):
             for domain in domains:
                 rows = measure(args, choice, student, domain, seed)
                 tables[domain][number].update(rows)
         text = "\n\n".join(write_table(*pair) for pair in tables.items())
-        rates = ", ".join(f"{choice[way]} {way}" for way in WAYS)
+        rates = ", ".join(f"{choice[way]} {way}" for way in args.ways)
         text += f"\n\nTerm: `{choice['term']}`. Learning rates: {rates}."
         print(f"\n{text}", flush=True)
         if args.page:
@@ -326,6 +326,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--size", type=int, default=16, help="pixels of silhouettes")
     made.add_argument("--data", help=".npz file in place of silhouettes")
     made.add_argument("--rows", type=int, default=2000, help="train images of --data")
+    made.add_argument("--students", nargs="+", default=[*STUDENTS], choices=STUDENTS)
+    made.add_argument("--ways", nargs="+", default=[*WAYS], choices=WAYS)
+    made.add_argument("--choice", help="choice.json of another --out")
     made.add_argument("--out", default="runs/distil", help="folder of all files")
     made.add_argument("--page", help="page with marks, between which tables belong")
     return made
