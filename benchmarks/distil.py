@@ -295,7 +295,8 @@ def main(argv=None) -> None:
             for domain in domains:
                 rows = measure(args, choice, student, domain, seed)
                 tables[domain][number].update(rows)
-        text = "\n\n".join(write_table(*pair) for pair in tables.items())
+        named = {"images" if args.data else x: seeds for x, seeds in tables.items()}
+        text = "\n\n".join(write_table(*pair) for pair in named.items())
         rates = ", ".join(f"{choice[way]} {way}" for way in args.ways)
         text += f"\n\nTerm: `{choice['term']}`. Learning rates: {rates}."
         print(f"\n{text}", flush=True)
