@@ -58,7 +58,7 @@ def _unpack(file: Mapping[str, np.ndarray], key: str) -> np.ndarray:
         strip = strip.reshape(-1, h, w, c)
         images[row : row + len(strip)] = strip
         row += len(strip)
-        lossless = lossless and data[:2] != decode._JPEG
+        lossless = lossless and data[:2] != decode.JPEG
     if row != n:
         raise Refused(f"{key}: strips hold {row} images, {key}__shape says {n}")
     # JPEG decoders differ by a level or two; every other format must match.

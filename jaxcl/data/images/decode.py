@@ -16,7 +16,7 @@ class Unreadable(Refused):
 
 Channels = Literal[1, 3]  # grey, or RGB
 PIXELS = 89_478_485  # Pillow's own limit: 256 MiB of RGB
-_JPEG, _PNG = b"\xff\xd8", b"\x89PNG\r\n\x1a\n"
+JPEG, _PNG = b"\xff\xd8", b"\x89PNG\r\n\x1a\n"
 
 
 def lift_pillow_limit() -> None:
@@ -164,7 +164,7 @@ def _is_plain(data: bytes, opened: Image.Image) -> bool:
     in its end marker: OpenCV fills the missing part of a truncated image with grey,
     silently.
     """
-    if data[:2] == _JPEG:
+    if data[:2] == JPEG:
         return b"\xff\xd9" in data[-64:]
     opaque = not opened.has_transparency_data
     plain = data[:8] == _PNG and data[24] <= 8 and opaque

@@ -90,7 +90,7 @@ def arrays(*, path: str, resident: bool | None = None) -> stream.Dataset:
       sha256 is checked; False maps the file and reads row by row; None maps files of 4
       GiB and more.
     """
-    array_files.mapped.cache_clear()  # the set may have been written anew
+    array_files.mapped.cache_clear()  # the files may have changed since
     meta = _read_meta(path)
     entries = meta["splits"]
     _check_domains(path, {split: x.get("domain") for split, x in entries.items()})

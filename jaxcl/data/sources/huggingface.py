@@ -127,7 +127,7 @@ def huggingface(
     outside of the folder, columns of other types, and files that differ in the names of
     their classes.
     """
-    _column.cache_clear()  # the set may have been written anew
+    _column.cache_clear()  # the files may have changed since
     asked = {"train": train_split, "validation": validation_split, "test": test_split}
     present, chosen, labels = split_files(path), {}, {}
     for split, name in asked.items():
@@ -187,7 +187,7 @@ def guess_options(path: str) -> dict:
 
     Raises Refused as `huggingface`.
     """
-    _column.cache_clear()  # the set may have been written anew
+    _column.cache_clear()  # the files may have changed since
     files = split_files(path)
     train = "train" if "train" in files else min(files)
     header, _ = _header(files[train][0])

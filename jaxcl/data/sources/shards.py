@@ -98,15 +98,15 @@ def shards(
         if (index.split == name.encode()).any()
     }
     train, val = by_split["train"], by_split.get("val")
-    judged = by_split.get("test")
+    evaluated = by_split.get("test")
     name = os.path.basename(os.fspath(path).rstrip("/"))
-    if judged is None:
-        judged, val = val, None
-    if judged is None and names:
+    if evaluated is None:
+        evaluated, val = val, None
+    if evaluated is None and names:
         drawn = splits.draw_test(name, names, train, test, test_seed)
-        train, judged = drawn.train, drawn.test
+        train, evaluated = drawn.train, drawn.test
     domains = tuple(os.fsdecode(name) for name in index.domain_names) or ("all",)
-    data = stream.Dataset(name, names, domains, train, val, judged)
+    data = stream.Dataset(name, names, domains, train, val, evaluated)
     if left_out := index.left_out.item().decode():
         data = data._replace(notes=(f"left out: {left_out}",))
     return shared.keep_listed_classes(data, classes)

@@ -105,7 +105,7 @@ def tfds(
     Raises Refused for a missing directory, split or feature, another file format,
     and damaged records.
     """
-    _reader.cache_clear()  # the set may have been written anew
+    _reader.cache_clear()  # the files may have changed since
     info = _read_info(path)
     _feature(info, image_key, _library().features.Image, "image_key")
     names = _class_names(info, label_key, "label_key")

@@ -154,17 +154,19 @@ def cut_out(examples, mask) -> tuple[stream.Examples, stream.Examples | None]:
 
 
 def unknown_classes(
-    dataset: stream.Dataset, judged: stream.Examples | None
+    dataset: stream.Dataset, evaluated: stream.Examples | None
 ) -> tuple[int, str] | None:
     """Count evaluation rows of classes without train rows, and describe them."""
     train_classes = np.unique(dataset.train.label[dataset.train.label >= 0])
-    if judged is None or judged.graphs is not None or not len(train_classes):
+    if evaluated is None or evaluated.graphs is not None or not len(train_classes):
         return None
-    labels = judged.label[(judged.label >= 0) & ~np.isin(judged.label, train_classes)]
+    labels = evaluated.label[
+        (evaluated.label >= 0) & ~np.isin(evaluated.label, train_classes)
+    ]
     if not len(labels):
         return None
     names = [dataset.class_names[i] for i in np.unique(labels)]
     return len(labels), (
-        f"{len(labels):,} of {len(judged.label):,} evaluation images are of classes "
+        f"{len(labels):,} of {len(evaluated.label):,} evaluation images are of classes "
         f"that no train image has: {listing.say_names(names)}"
     )
