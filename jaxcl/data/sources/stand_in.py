@@ -60,7 +60,7 @@ def make_blank_dataset(
     if not classes:
         raise Refused(
             f"--classes: missing, and config.data.name={name!r} does not state their "
-            "number"
+            "number; for images without classes give --classes=1"
         )
     domains = _first_name_list(data.get("domains"), data.get("domain_names"))
     domains = domains or _first_name_list(scenario.get("domain_order")) or ("all",)
