@@ -73,14 +73,17 @@ def blur(image, sigma, radius):
 def test_random_resized_crop_is_pillows_crop_then_resize(interpolation):
     image, size = unit(pixels(20, 28, 3)), 9
     many = keys(12)
-    out = jax.vmap(
-        lambda key: augment_images.random_resized_crop(
+
+    @jax.jit
+    @jax.vmap
+    def crop(key):
+        view = augment_images.random_resized_crop(
             key, image, size=size, interpolation=interpolation
         )
-    )(many)
-    box = jax.vmap(
-        lambda k: augment_images._draw_box(k, 20, 28, (0.08, 1.0), (3 / 4, 4 / 3))
-    )(many)
+        shape = (0.08, 1.0), (3 / 4, 4 / 3)
+        return view, augment_images._draw_box(key, 20, 28, *shape)
+
+    out, box = crop(many)
     top, left, h, w = np.asarray(box, np.int64)
     # Both directions are met: some boxes shrink, some grow.
     assert h.min() < size < h.max()
@@ -100,9 +103,8 @@ def test_random_resized_crop_is_pillows_crop_then_resize(interpolation):
     ],
 )
 def test_boxes_are_distributed_as_torchvisions(height, width, scale, ratio):
-    box = jax.vmap(
-        lambda key: augment_images._draw_box(key, height, width, scale, ratio)
-    )(keys(3000))
+    draw = functools.partial(augment_images._draw_box, scale=scale, ratio=ratio)
+    box = jax.jit(jax.vmap(lambda key: draw(key, height, width)))(keys(3000))
     ours = np.asarray(box, np.int64).T
     assert np.all(np.asarray(box) == ours.T)
     crops.check_boxes(ours, height, width, scale, ratio)
@@ -149,7 +151,8 @@ def offsets(images, twins):
 @pytest.mark.parametrize("pad", [1, 3])
 def test_shifts_are_uniform_over_all_offsets(pad):
     image, n = np.asarray(unit(pixels(5, 8, 3))) + 0.01, 4000  # nothing is black
-    out = jax.vmap(lambda key: augment_images.shift_image(key, image, pad=pad))(keys(n))
+    shift = functools.partial(augment_images.shift_image, image=image, pad=pad)
+    out = jax.jit(jax.vmap(shift))(keys(n))
     assert out.dtype == jnp.float32 and out.shape == (n, 5, 8, 3)
     found = offsets(out, shifts(image, pad))
     cells = [(y, x) for y in range(2 * pad + 1) for x in range(2 * pad + 1)]
@@ -177,7 +180,8 @@ def test_color_jitter_applies_its_draws_in_the_drawn_order():
     strength = (0.8, 0.6, 1.2, 0.3)
     many = keys(60)
     planes = list(jnp.moveaxis(jnp.asarray(image, jnp.float32), -1, 0))
-    out = jax.vmap(lambda key: augment_images._jitter(key, planes, strength))(many)
+    jitter = jax.vmap(lambda key: augment_images._jitter(key, planes, strength))
+    out = jax.jit(jitter)(many)
     out = jnp.stack(out, axis=-1)
     draws = np.asarray(jax.vmap(lambda k: jax.random.uniform(k, (5,)))(many), float)
     orders = list(itertools.permutations(range(4)))
@@ -347,12 +351,10 @@ def test_keys_are_folded_from_position_then_view():
     images = jnp.asarray(pixels(3, 12, 12, 3))
     key = jax.random.key(7)
     out = jax.jit(augment_images.make(size=5, **OFF))(key, images)
+    crop = jax.jit(functools.partial(augment_images.random_resized_crop, size=5))
     for position, view in ((0, 0), (2, 0), (1, 1)):
         folded = jax.random.fold_in(jax.random.fold_in(key, position), view)
-        k_crop = jax.random.split(folded, 3)[0]
-        twin = augment_images.random_resized_crop(
-            k_crop, unit(images[position]), size=5
-        )
+        twin = crop(jax.random.split(folded, 3)[0], unit(images[position]))
         np.testing.assert_allclose(out[position, view], twin, atol=1e-6)
 
 
@@ -391,10 +393,12 @@ def test_local_crops_are_views_of_their_own_size_and_scale():
     whole = OFF | dict(size=6, blur=(1.0, 0.1), crop=False, pad=1)
     own = dict(views=3, size=4, scale=(0.1, 0.3))
     images, key = pixels(2, 8, 8, 3), jax.random.key(0)
-    found = augment_images.make_local_crops(whole, **own, blur=0.0)(key, images)
-    np.testing.assert_array_equal(found, augment_images.make(**OFF, **own)(key, images))
+    sharp = augment_images.make_local_crops(whole, **own, blur=0.0)
+    found = jax.jit(sharp)(key, images)
+    views = jax.jit(augment_images.make(**OFF, **own))(key, images)
+    np.testing.assert_array_equal(found, views)
     assert found.shape == (2, 3, 4, 4, 3)
-    blurred = augment_images.make_local_crops(whole, **own)(key, images)
+    blurred = jax.jit(augment_images.make_local_crops(whole, **own))(key, images)
     assert np.abs(blurred - found).max() > 0.01  # half of them
     with pytest.raises(ValueError, match="config.augment.local"):
         augment_images.make_local_crops(whole, **own)(key, pixels(2, 2, 6, 6, 3))
@@ -413,15 +417,15 @@ def test_one_channel_is_a_gray_image():
 def test_channels_that_are_no_colours_are_brighter_or_of_more_contrast_alone(channels):
     images = pixels(6, 8, 8, channels, seed=4) // 2 + 64  # nothing is clipped
     options = dict(size=8, views=1, crop=False, flip=0.0, **PLAIN)
-    plain = augment_images.make(**options, jitter_probability=0.0, grayscale=0.0)
-    coloured = augment_images.make(
-        **options, jitter=(0, 0, 0.9, 0.5), jitter_probability=1.0, grayscale=1.0
-    )
+
+    def make(**own):
+        return jax.jit(augment_images.make(**options, **own))
+
+    plain = make(jitter_probability=0.0, grayscale=0.0)
+    coloured = make(jitter=(0, 0, 0.9, 0.5), jitter_probability=1.0, grayscale=1.0)
     key = jax.random.key(0)
     np.testing.assert_allclose(coloured(key, images), plain(key, images), atol=1e-6)
-    contrast = augment_images.make(
-        **options, jitter=(0, 0.3, 0, 0), jitter_probability=1.0, grayscale=0.0
-    )
+    contrast = make(jitter=(0, 0.3, 0, 0), jitter_probability=1.0, grayscale=0.0)
     factors = []
     for image, view in zip(images / 255, contrast(key, images)[:, 0], strict=True):
         mean, away = image.mean(), (image - image.mean()).ravel()
@@ -433,7 +437,9 @@ def test_channels_that_are_no_colours_are_brighter_or_of_more_contrast_alone(cha
 def test_evaluation_is_resize_then_centre():
     images = pixels(2, 20, 31, 3)
     mean, std = (0.1, 0.2, 0.3), (0.5, 0.4, 0.3)
-    out = augment_images.make_eval(size=10, resize=12, mean=mean, std=std)(images)
+    out = jax.jit(augment_images.make_eval(size=10, resize=12, mean=mean, std=std))(
+        images
+    )
     for ours, image in zip(out, images, strict=True):
         small = Image.fromarray(image).resize((18, 12), Image.BICUBIC)
         centre = np.asarray(small.crop((4, 1, 14, 11))) / 255
