@@ -61,7 +61,8 @@ def test_a_long_run_says_how_long_it_takes(tmp_path, monkeypatch, capsys):
     # 600 of 18,000 s: a thirtieth of the 60 epochs, 10 minutes
     assert "--config.epochs=2," in said and 10 in numbers(said)
     monkeypatch.setattr(cost, "LONG", 0)
-    job_of_two = toy.job(tmp_path / "two", tasks=2)
+    small = toy.ONLINE | {"method": {"name": "er"}, "encoder": {"name": "mlp"}}
+    job_of_two = toy.job(tmp_path / "two", tasks=2, **small)
     steps = sum(len(plan) for plan in job.plain_schedules(job_of_two.data))
     train.run_tasks(job_of_two, tmp_path / "two")
     (line,) = [x for x in capsys.readouterr().out.splitlines() if "Ctrl-C" in x]
