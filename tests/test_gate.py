@@ -193,3 +193,35 @@ def test_four_harmless_updates_in_five_are_shown_to_be():
         ]
     )
     assert 0.65 < power < 0.9
+
+
+def split_budget(words, on_trust):
+    """Parts of the next update, and the chance of a proven outcome."""
+    count = {word: words.count(word) for word in gate.OUTCOMES}
+    chance = (count[gate.ACCEPTED] + count[gate.REJECTED] + 1) / (len(words) + 1.5)
+    back, trust = count[gate.ROLLED_BACK] + 0.5, on_trust * (count[gate.ON_TRUST] + 0.5)
+    rest = (1 - chance) / (back + trust)
+    parts = {gate.ACCEPTED: 0.99 * chance, gate.REJECTED: 0.25 * chance}
+    parts |= {gate.ROLLED_BACK: rest * back}
+    return parts | ({gate.ON_TRUST: rest * trust} if on_trust else {}), chance
+
+
+@pytest.mark.parametrize("on_trust", [True, False])
+def test_an_update_has_the_part_that_is_predicted(on_trust):
+    """What is left after each outcome of the first, second and third update."""
+    words, here = [], 0.08
+    for word in (gate.ACCEPTED, gate.REJECTED, gate.ROLLED_BACK, gate.ACCEPTED):
+        past = [gate.PastUpdate(x, on_trust) for x in words]
+        share = gate.share_budget(past, 0.08, on_trust=on_trust)
+        parts, chance = split_budget(words, on_trust)
+        assert share.error == pytest.approx(here * chance * 0.75)
+        assert share.alarm == pytest.approx(here * chance * 0.01)
+        assert share.left == pytest.approx({x: here * y for x, y in parts.items()})
+        words, here = [*words, word], here * parts[word]
+    # New labelled images after one update give back all but what it used.
+    for word, used in ((gate.ACCEPTED, 0.01), (gate.ROLLED_BACK, 0.75)):
+        past = [gate.PastUpdate(word, on_trust)]
+        share = gate.share_budget(past, 0.08, on_trust=on_trust, renewed=True)
+        chance = split_budget([word], on_trust)[1]
+        want = 0.08 * (1 - used / 1.5) * chance * 0.75
+        assert share.error == pytest.approx(want)

@@ -116,6 +116,9 @@ def test_a_bad_row_is_named_whatever_block_it_is_in(tmp_path, monkeypatch):
     route = {"a": upgrade.Route("a", [{"matrix": np.eye(6, dtype="f4")}])}
     with pytest.raises(Refused, match="1 of the vectors 15 to 19 .* 17$"):
         upgrade.upgrade(table, str(tmp_path / "new.npy"), "b", route, source="a")
+    table = write_table(tmp_path / "old.npy", ROWS)  # the draft is not of this file
+    with pytest.raises(Refused, match=r"new\.npy\.part"):
+        upgrade.upgrade(table, str(tmp_path / "new.npy"), "b", route, source="a")
     # Vectors that stay and those that are mapped have one width.
     versions = [vectors.Version("a"), vectors.Version("b")]
     table = table._replace(versions=versions, codes=np.uint16(np.arange(43) % 2))
@@ -280,6 +283,7 @@ def test_each_way_is_measured_as_a_loop_does(monkeypatch):
     )
     want = maps.fit(before, after, forward.kind, forward.options)
     assert maps.map_id(fitted.fitted.arrays) == maps.map_id(want)
+    assert (fitted.source, fitted.target, fitted.ids[1]) == ("a", "b", "1")
 
 
 def test_a_way_serves_from_its_limit_on():
@@ -354,7 +358,11 @@ def test_the_better_of_a_chain_and_a_map_of_its_own_is_taken(
     )
     assert route.name() == "+".join(maps.map_id(x) for x in chain)
     assert [*route.recalls] == ([1 / 8, 1 / 4] if length == 2 else [route.direct])
-    assert routes["s1"].chain == [last.fitted.arrays]
+    np.testing.assert_array_equal(route.apply(rows[held]), mapped) if length == 2 else 0
+    assert (routes["s1"].chain, routes["s1"].recalls) == (
+        [last.fitted.arrays],
+        (1 / 4,),
+    )
     for other in (
         last._replace(images="x"),
         make_kit(2, ids=[str(i) for i in range(41, 101)]),

@@ -23,7 +23,7 @@ from jaxcl.errors import Refused
 from jaxcl.index import canary, drift, kit, maps
 from jaxcl.index import ways as ways_lib
 from jaxcl.run import checkpoint, finish, job, result_file, transfer, updates
-from jaxcl.update import average, gate, lineage, references
+from jaxcl.update import average, gate, lineage, references, served
 from jaxcl.update import command as update_command
 from jaxcl.update import plan as update_plan
 from jaxcl.update import verdict as update_verdict
@@ -870,3 +870,86 @@ def test_without_an_accuracy_no_limit_is_kept(matrices, tmp_path, monkeypatch):
     with pytest.raises(Refused, match="--test"):
         measure("judging", lambda: False)
     assert update_command.measure_accuracies(work, None, "before", None) == {}
+
+
+def test_accuracies_at_their_limits():
+    """What is allowed may be lost; that of the reference counts, if there is one."""
+
+    def broken(change, reference=None, word=None, **limits):
+        report = {
+            "accuracy": {"a": {"before": 0.5, "after": 0.5 + change, "change": change}}
+        }
+        if reference is not None:
+            pairs = {"reference": {"loss": reference}, "verdict": word}
+            report["gate"] = {"matrices": {"a": pairs}}
+        limits = update_plan.Limits(**{"accuracy_drop": 0.25} | limits)
+        return len(update_verdict.list_broken_accuracy(report, limits))
+
+    assert [broken(-0.25), broken(-0.3), broken(0.2)] == [0, 1, 0]
+    assert [broken(-0.3, 0.25), broken(0.0, 0.26)] == [0, 1]
+    careful = {"undecided": "keep the old", "word": gate.UNDECIDED}
+    assert [broken(0, 0.25, **careful), broken(0, 0.26, **careful)] == [1, 1]
+    assert broken(0, 0.25, **careful | {"word": gate.HARMLESS}) == 0
+    assert [broken(0, accuracy=0.5), broken(0, accuracy=0.501)] == [0, 1]
+
+
+def test_a_batch_shrinks_where_images_do_not_fill_it(capsys):
+    config = {"batch_size": 48}
+    assert update_plan._shrink_batch(config, 48) == config
+    assert update_plan._shrink_batch(config, 47)["batch_size"] < 48
+    assert "47" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("good", "share"), [(0.75, 0.75), (1.0, 1.0), (0.0, 0.25)])
+def test_the_largest_share_that_keeps_the_limits_is_chosen(monkeypatch, good, share):
+    state = types.SimpleNamespace(
+        params={}, stats={}, replace=lambda **options: options
+    )
+    made = types.SimpleNamespace(state=state, source={"path": "p"})
+    made._replace = lambda **options: options
+    monkeypatch.setattr(update_command, "_prepare_evaluation", lambda *given: made)
+
+    def measure(work, evaluation, name, stop):
+        if name == "before":
+            return {"a": 0.5}
+        assert evaluation["source"] == {"path": "p", "average": float(name[8:])}
+        assert float(evaluation["state"]["params"]["encoder"]["x"]) == float(name[8:])
+        return {"a": 0.48 if float(name[8:]) <= good else 0.47}
+
+    monkeypatch.setattr(update_command, "_measure_choice", measure)
+    monkeypatch.setattr(update_command.jax, "device_put", lambda x, places: x)
+    options = types.SimpleNamespace(average="auto")
+    work = types.SimpleNamespace(
+        options=options, limits=update_plan.Limits(accuracy_drop=0.0201), parent="p",
+        select=None, test={}, workdir="w",
+    )  # fmt: skip
+    found = update_command._choose_share(work, lambda x: ({"x": x}, {}), None)
+    shares = [x for x in (1.0, 0.75, 0.5, 0.25) if x >= share]
+    assert found["share"] == share and [*found["tried"]] == [str(x) for x in shares]
+    options.average = 0.5
+    assert update_command._choose_share(work, None, None) == {"share": 0.5}
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+def test_what_is_rolled_back_leaves_no_encoder(tmp_path, accepted):
+    (tmp_path / "checkpoints").mkdir()
+    found = lineage.write_report(tmp_path, {"accepted": accepted}, b"a map")
+    assert json.loads((tmp_path / "update.json").read_text()) == found
+    assert found == {"accepted": accepted, "run": str(tmp_path)}
+    for path in (tmp_path / "checkpoints", tmp_path / maps.FILE):
+        assert path.exists() == accepted
+    recipe = lineage.make_recipe({"encoder": {"name": "resnet18"}})
+    assert recipe["tuning"] is None and recipe["batch_size"] == 256
+
+
+def test_ids_of_images_are_their_paths_within_the_set(tmp_path):
+    names = [f"{tmp_path}/a/1.png", "/elsewhere/2.png", f"{tmp_path}/3.png"]
+    reader = types.SimpleNamespace(name=names.__getitem__)
+    section = {"path": str(tmp_path)}
+    found = served.list_ids(
+        types.SimpleNamespace(reader=reader), np.array([2, 0, 1]), section
+    )
+    assert found == ["3.png", "a/1.png", "/elsewhere/2.png"]
+    assert served.list_ids(
+        types.SimpleNamespace(reader=None), np.array([2]), section
+    ) == ["2"]
