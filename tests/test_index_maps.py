@@ -115,7 +115,11 @@ def test_recall_is_measured_on_rows_that_nothing_was_fitted_to(mapped):
     assert all(one.recall < 0.75 for one in random)  # of 14 others; by chance 0.36
     same = maps.fit_all(NEW, NEW @ TURN, mapped=mapped, k=5)
     assert same[0].kind == "orthogonal" and same[0].recall > 0.999
-    # By hand, the neighbours that each held-out row finds through another map.
+
+
+@pytest.mark.parametrize("mapped", ["queries", "vectors"])
+def test_a_recall_is_of_the_neighbours_through_a_map(mapped):
+    """By hand, those that each held-out row finds through a map."""
     target, held = NEW @ TURN, np.arange(400) % 4 == 3
     arrays = maps.fit_affine(NEW[~held], target[~held], ridge=3.0)
     through, shares = np.asarray(maps.map_features(arrays, NEW), float), []

@@ -186,46 +186,78 @@ def same_map(first, second):
     )
 
 
-def test_the_map_is_chosen_by_recall_and_fitted_to_three_quarters(monkeypatch):
-    """Ridge 0.3 is best, then its half rank; of equal ones the simplest."""
+@pytest.mark.parametrize("turns", [True, False])
+def test_the_map_is_chosen_by_recall_and_fitted_to_three_quarters(monkeypatch, turns):
+    """Ridge 0.3 is best, then its half rank or none; of equal ones the simplest."""
     source, target = np.float32(RNG.normal(size=(2, 43, 8)))
     held, tried = np.arange(43) % 4 == 3, []
-    best = {(None, 0.3): 0.5, (None, 1.0): 0.5, (4, 0.3): 0.6, "orthogonal": 0.6}
+    pairs = source[~held], target[~held]
+    best = {(None, 0.3): 0.5, (None, 1.0): 0.5, "orthogonal": 0.45}
+    best |= {(4, 0.3): 0.6, "orthogonal": 0.6} if turns else {(2, 0.3): 0.5}
+    maps_by_options = {"orthogonal": maps.fit_orthogonal(*pairs)} | {
+        (rank, ridge): maps.fit_affine(*pairs, rank=rank, ridge=ridge)
+        for rank in (None, 2, 4)
+        for ridge in maps.RIDGES
+    }
 
     def recall(arrays, *given):
         assert given[3:] == ("vectors", 9) and (given[2] == held).all()
         np.testing.assert_array_equal(given[:2], (source, target))
-        pairs = source[~held], target[~held]
-        for key, want in [("orthogonal", maps.fit_orthogonal(*pairs))] + [
-            ((rank, ridge), maps.fit_affine(*pairs, rank=rank, ridge=ridge))
-            for rank in (None, 2, 4) for ridge in maps.RIDGES
-        ]:  # fmt: skip
-            if same_map(want, arrays):
-                tried.append(key)
-                return np.array([best.get(key, 0.4)])
-        raise AssertionError("a map of other pairs")
+        tried.append(next(k for k, x in maps_by_options.items() if same_map(x, arrays)))
+        return np.array([best.get(tried[-1], 0.4)])
 
-    bases = []
+    layers = []
     monkeypatch.setattr(maps, "measure_recall", recall)
     monkeypatch.setattr(
-        maps, "fit_mlp", lambda *pairs, base: bases.append(base) or base
+        maps, "fit_mlp", lambda *rows, base: layers.append((*rows, base)) or base
     )
     found = maps.fit_all(source, target, mapped="vectors", k=10)
-    ranks = [(2, 0.3), (4, 0.3)]
-    assert tried == [
-        "orthogonal",
-        *((None, x) for x in maps.RIDGES),
-        *ranks,
-        "orthogonal",
-    ]
-    assert [x.kind for x in found] == ["orthogonal", "affine", "mlp"]
-    assert [x.recall for x in found] == [0.6] * 3 and bases == [found[0].arrays]
-    assert found[1].options == {"rank": 4, "ridge": 0.3}
-    for one in found:  # the chosen one is fitted to all pairs
-        arrays = maps.fit(source, target, one.kind, one.options)
-        linear = maps.fit_orthogonal if one.kind != "affine" else maps.fit_affine
-        want = linear(source, target, **(one.options if one.kind == "affine" else {}))
-        assert all(np.array_equal(arrays[x], want[x]) for x in want)
+    ranks, base = [(2, 0.3), (4, 0.3)], "orthogonal" if turns else (None, 0.3)
+    assert tried == ["orthogonal", *((None, x) for x in maps.RIDGES), *ranks, base]
+    kinds = ["orthogonal", "affine", "mlp"]
+    assert [x.kind for x in found] == (kinds if turns else [*kinds[1:], kinds[0]])
+    assert [x.recall for x in found] == ([0.6] * 3 if turns else [0.5, 0.5, 0.45])
+    ((*rows, start),) = layers
+    assert all(map(np.array_equal, rows, pairs)) and start is found[0].arrays
+    by_kind = {one.kind: one for one in found}
+    rank = 4 if turns else None
+    assert by_kind["affine"].options == {"rank": rank, "ridge": 0.3}
+    for kind, one in by_kind.items():  # the chosen one is fitted to all pairs
+        arrays = maps.fit(source, target, kind, one.options)
+        if kind == "orthogonal" or (turns and kind == "mlp"):
+            want = maps.fit_orthogonal(source, target)
+        else:
+            want = maps.fit_affine(source, target, **one.options)
+        assert same_map(arrays, want)
+    assert len(layers) == 2 and np.array_equal(layers[1][0], source)
+
+
+def test_a_layer_lies_along_the_main_axes_of_both_sides(monkeypatch):
+    """Of 131 and 135 dimensions it reads and moves the 128 that vary most."""
+    shapes, seen = {"down": (128, 4), "offset": 4, "up": (4, 128), "shift": 128}, []
+    layer = {name: RNG.normal(size=shape) for name, shape in shapes.items()}
+    monkeypatch.setattr(maps, "_train_layer", lambda *x: seen.extend(x) or layer)
+    source, target = (
+        RNG.normal(size=(150, n)) * np.linspace(1, 9, n) for n in (131, 135)
+    )
+    base = maps.fit_affine(source, target)
+    found, close = maps.fit_mlp(source, target, base=base), np.testing.assert_allclose
+    x, y = twins.unit(source), twins.unit(target)
+    linear, (inputs, wanted, along, dots, squares) = (
+        x @ base["matrix"] + base["shift"],
+        seen,
+    )
+    for rows, side in ((x, found["down"]), (y, found["up"].T)):
+        axes = np.linalg.svd(rows - rows.mean(axis=0))[2][:128]
+        close(axes.T @ (axes @ side), side, atol=1e-4)
+    close(x @ found["down"], inputs @ layer["down"], atol=1e-4)
+    for rows, columns in ((y, wanted), (linear, along)):
+        close(rows @ found["up"].T, columns @ layer["up"].T, atol=1e-4)
+        close(
+            rows @ (found["shift"] - base["shift"]), columns @ layer["shift"], atol=1e-4
+        )
+    close(dots, (linear * y).sum(axis=1), atol=1e-5)
+    close(squares, (linear**2).sum(axis=1), atol=1e-5)
 
 
 def test_each_way_is_measured_as_a_loop_does(monkeypatch):
@@ -301,7 +333,7 @@ def test_a_way_serves_from_its_limit_on():
 
 
 def make_kit(number, count=60, ids=None, **fields):
-    """The kit of update `number`, from space s<n-1> to s<n>, by a map of any numbers."""
+    """The kit of update `number`, between spaces, by a map of any numbers."""
     arrays = {"matrix": np.float32(np.eye(6) + 0.1 * number)}
     fitted = maps.FittedMap(
         "orthogonal", {"rank": None, "ridge": None}, number / 8, arrays
