@@ -248,34 +248,72 @@ def test_what_a_check_refuses(copy):  # noqa: F811
 
 
 def test_witnesses_and_far_images_are_those_of_a_loop():
-    rng = np.random.default_rng(0)
-    first, second = rng.normal(size=(12, 3)), rng.normal(size=(9, 3)) + [1, 0, 0]
-    found = mmd.compare_samples(
-        first, np.concatenate([second, first[:1]]), permutations=9
-    )
-    second = np.concatenate([second, first[:1]])
-    first, second = (
-        x / np.linalg.norm(x, axis=1, keepdims=True) for x in (first, second)
-    )
-    both = np.concatenate([first, second])
-    apart = [math.dist(a, b) ** 2 for i, a in enumerate(both) for b in both[i + 1 :]]
-    width = np.median([x for x in apart if x > 1e-12])
-
-    def near(x, rows):
-        return np.mean([math.exp(-(math.dist(x, y) ** 2) / width) for y in rows])
-
-    np.testing.assert_allclose(
-        found.witness, [near(x, second) - near(x, first) for x in second]
-    )
-    usual = np.quantile(
-        [
+    rng, shares = np.random.default_rng(0), set()
+    for shift in np.linspace(0, 2, 9):
+        first, second = (
+            rng.normal(size=(24, 3)),
+            rng.normal(size=(9, 3)) + [shift, 0, 0],
+        )
+        second = np.concatenate([second, first[:1]])
+        found = mmd.compare_samples(first, second, permutations=1)
+        first, second = (
+            x / np.linalg.norm(x, axis=1, keepdims=True) for x in (first, second)
+        )
+        both = np.concatenate([first, second])
+        apart = [math.dist(a, b) for i, a in enumerate(both) for b in both[i + 1 :]]
+        width = np.median([x**2 for x in apart if x > 1e-6])
+        sums = [
+            [np.mean(np.exp([-(math.dist(x, y) ** 2) / width for y in rows])) for x in second]
+            for rows in (second, first)
+        ]  # fmt: skip
+        np.testing.assert_allclose(found.witness, np.subtract(*sums))
+        nearest = [
             min(math.dist(x, y) for j, y in enumerate(first) if j != i)
             for i, x in enumerate(first)
-        ],
-        0.95,
-    )
-    far = [min(math.dist(x, y) for y in first) > usual for x in second]
-    assert found.far == np.mean(far) and 0 < found.far < 1
+        ]
+        usual = np.quantile(np.square(nearest), 0.95) ** 0.5
+        far = [min(math.dist(x, y) for y in first) > usual for x in second]
+        assert found.far == np.mean(far)
+        shares.add(found.far)
+    assert len(shares) > 2
+
+
+@pytest.mark.parametrize("p_value", [0.01, 0.0101])
+def test_new_images_differ_from_a_p_value_of_a_hundredth_on(
+    tmp_path, monkeypatch, p_value
+):
+    """The images that differ most, of a sample of 20 of 50, are drawn and named."""
+    rows = types.SimpleNamespace(label=np.zeros(50), reader=None)
+    data = types.SimpleNamespace(train=rows)
+    stream = types.SimpleNamespace(dataset=data)
+    frozen = types.SimpleNamespace(parts=types.SimpleNamespace(stream=stream))
+    witness, drawn = np.random.default_rng(1).random(20), []
+    old = types.SimpleNamespace(features=np.zeros((7, 2)), remarks=["a remark"])
+    told = {"images": 50, "of_the_run": 0, "among_themselves": 0}
+    for module, name, value in (
+        (check.updates, "find_current", "now"),
+        (check.lineage, "read_run_config", {}),
+        (check.own_images, "make_section", {}),
+        (check, "_restore", frozen),
+        (check, "_embed", np.zeros((20, 2))),
+        (check, "_embed_run", old),
+        (check, "_count_duplicates", told),
+        (mmd, "compare_samples", mmd.Difference(0.25, p_value, witness, 0.2)),
+    ):
+        monkeypatch.setattr(module, name, lambda *given, value=value, **options: value)
+    monkeypatch.setattr(check, "_draw_images", lambda *given: drawn.append(given))
+    (tmp_path / "checks" / "0007").mkdir(parents=True)
+    found = check.check(str(tmp_path), "new", rows=20)
+    assert found["differ"] == (p_value == 0.01) and found["mmd"] == 0.5
+    assert found["images"] == {"new": 20, "run": 7} and found["remarks"] == ["a remark"]
+    chosen = np.sort(np.random.default_rng(0).permutation(50)[:20])
+    ((_, shown, path),) = drawn
+    np.testing.assert_array_equal(shown, chosen[np.argsort(-witness)[:9]])
+    assert found["most_different"] == [f"row {row}" for row in shown]
+    assert path.parent.name == "0008" and (path.parent / "check.json").exists()
+    for wrong in (19, 5001):
+        with pytest.raises(Refused, match=f"--rows={wrong}"):
+            check.check(str(tmp_path), "new", rows=wrong)
 
 
 def test_a_run_s_sample_has_a_part_of_each_set_and_is_embedded_once(
