@@ -262,10 +262,11 @@ def test_witnesses_and_far_images_are_those_of_a_loop():
         both = np.concatenate([first, second])
         apart = [math.dist(a, b) for i, a in enumerate(both) for b in both[i + 1 :]]
         width = np.median([x**2 for x in apart if x > 1e-6])
-        sums = [
-            [np.mean(np.exp([-(math.dist(x, y) ** 2) / width for y in rows])) for x in second]
-            for rows in (second, first)
-        ]  # fmt: skip
+
+        def near(x, rows, width=width):
+            return np.mean([math.exp(-(math.dist(x, y) ** 2) / width) for y in rows])
+
+        sums = [[near(x, rows) for x in second] for rows in (second, first)]
         np.testing.assert_allclose(found.witness, np.subtract(*sums))
         nearest = [
             min(math.dist(x, y) for j, y in enumerate(first) if j != i)

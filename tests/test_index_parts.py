@@ -364,9 +364,9 @@ def test_the_better_of_a_chain_and_a_map_of_its_own_is_taken(
     mapped = maps.map_features(first.fitted.arrays, rows[held])
     mapped = maps.map_features(last.fitted.arrays, mapped)
     near = [
-        np.argsort(9 * np.eye(12) - twins.unit(new[held]) @ twins.unit(x).T, axis=1)[:, :k]
+        np.argsort(9 * np.eye(12) - twins.unit(new[held]) @ twins.unit(x).T)[:, :k]
         for x in (mapped, new[held])
-    ]  # fmt: skip
+    ]
     composed = np.mean([len({*a} & {*b}) / k for a, b in zip(*near, strict=True)])
     asked = []
 
@@ -463,26 +463,32 @@ def test_a_canary_asks_queries_from_first_to_last_and_counts_what_is_there(tmp_p
     assert len(canary.check_index(table, small, encoder="f").wrong) == 1
 
 
-def test_a_gap_breaks_the_chain_of_updates(tmp_path):
+def test_a_gap_breaks_the_chain_of_updates(tmp_path, capsys):
     """Of five, the first is before the gap, the third was rolled back."""
-    numbers = [
-        (1, True, "s0"),
-        (2, True, "x"),
-        (3, False, "s2"),
-        (3, True, "s2"),
-        (4, True, "s3"),
-    ]
-    for place, (number, accepted, source) in enumerate(numbers, 1):
+    numbers = [(1, "s0"), (2, "x"), (3, "s2"), (3, "s2"), (4, "s3")]
+    for place, (number, source) in enumerate(numbers, 1):
         folder = tmp_path / "updates" / f"{place:04d}"
         folder.mkdir(parents=True)
-        kit.write_kit(folder, make_kit(number, source=source), k=3)
-        (folder / "update.json").write_text(json.dumps({"accepted": accepted}))
+        one = make_kit(number, source=source, images=f"{place}")
+        kit.write_kit(folder, one, k=3)
+        (folder / "update.json").write_text(json.dumps({"accepted": place != 3}))
     found = command.read_kits(str(tmp_path))
-    assert [(one.source, one.target) for one in found] == [
-        ("x", "s2"),
-        ("s2", "s3"),
-        ("s3", "s4"),
-    ]
+    names = [("x", "s2"), ("s2", "s3"), ("s3", "s4")]
+    assert [(one.source, one.target) for one in found] == names
+    # Vectors of the first take all three maps; without a name they are of the last.
+    for source, many in (("x", 3), (None, 1)):
+        path, out = str(tmp_path / "x.npy"), str(tmp_path / f"{many}.npy")
+        np.save(path, found[-many].before)
+        work = command.upgrade_file(str(tmp_path), path, out, source=source)
+        line = work(lambda: False)[1]
+        assert all(f"{100 * x / 8:.0f} %" in line for x in range(5 - many, 5))
+        want = found[-many].before
+        for one in found[-many:]:
+            want = maps.map_features(one.fitted.arrays, want)
+        np.testing.assert_allclose(np.load(out), want, atol=1e-5)
+        (version,) = vectors.open_table(out).versions
+        assert version[:2] == ("s4", source or "s3")
+        assert version.by.count("+") == many - 1
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".parquet"])
