@@ -138,7 +138,7 @@ def test_a_mesh_that_cannot_be_is_refused(changes, told, tmp_path):
 @pytest.mark.parametrize(
     ("platform", "capability", "multiplies", "cudnn"),
     [
-        ("cpu", "", False, False),
+        ("cpu", "", True, False),  # stands in for any chip
         ("tpu", "", True, False),
         ("cuda", "7.5", False, False),
         ("cuda", "8.0", True, True),
@@ -159,9 +159,9 @@ def test_what_a_chip_can_do(platform, capability, multiplies, cudnn):
         trace()
     trace()  # for this machine anew, and once
     trace()
-    names = {"cuda": "gpu", "rocm": "gpu"}
-    here = [] if platform == "cpu" else ["cpu"]
-    assert calls == [names.get(platform, platform), *here]
+    names = {"cuda": "gpu", "rocm": "gpu", "cpu": "any"}
+    assert calls == [names.get(platform, platform), "cpu"]
+    assert not sharding.multiplies_bfloat16() and not sharding.has_cudnn_attention()
 
 
 def test_processes_have_as_many_devices_each(monkeypatch):
