@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 from helpers import config_files, eval_toy, run_directories, toy
-from jaxcl import sharding
-from jaxcl.config import build, checks, resolve, run_config, sections
+from jaxcl import core, sharding
+from jaxcl.config import build, checks, resolve, run_config, sections, transfer_config
 from jaxcl.data import stream
 from jaxcl.evals import tsne
 from jaxcl.methods import two_view
@@ -505,6 +505,98 @@ def test_a_run_resumes_with_other_machines_and_no_other_options(tmp_path):
         asked = config_ if config_ is config else config | {"epochs": 2}
         assert run_config.clear_unstarted(tmp_path, asked) == cleared
         assert (tmp_path / "config.json").exists() != cleared
+
+
+def test_entries_are_made_as_they_ask(monkeypatch, tmp_path):
+    """Pictures have folders by key; the entry, or the evaluator, says when it runs."""
+
+    def make_late(parts, *, directory, size: int = 2):
+        def evaluate(state, task):
+            return core.Result({}, {"at": str(directory)})
+
+        return core.Evaluator(evaluate, last_only=True)
+
+    def make_now(parts, *, size: int = 2):
+        return lambda state, task: core.Result({"row": [size]}, {"a": np.nan})
+
+    modules = {"late": make_late, "now": make_now}
+    monkeypatch.setattr(
+        evaluation.lookup,
+        "find_module",
+        lambda package, name, where: types.SimpleNamespace(make=modules[name]),
+    )
+    tasks = types.SimpleNamespace(evaluation=None, tasks=range(2))
+    section = {
+        "late": {}, "other": {"name": "late", "last_only": False},
+        "now": {"size": 3},
+        "end": {"name": "now", "last_only": True},
+        "none": {"name": "now", "skip": True},
+    }  # fmt: skip
+    parts = types.SimpleNamespace(stream=tasks)
+    for plots in (True, False):
+        made = evaluation.make(section, parts, tmp_path, plots=plots)
+        assert {*made.evaluators} == {"now", "end"}
+        assert {*made.pictures} == ({"late", "other"} if plots else set())
+    made = evaluation.make(section, parts, tmp_path, plots=True)
+    late = [
+        x
+        for x in made.evaluators
+        if isinstance(made.evaluators[x], evaluation.AtTheEnd)
+    ]
+    assert late == ["end"] and isinstance(made.pictures["late"], evaluation.AtTheEnd)
+    folders = [
+        x.evaluate(0, 0) if hasattr(x, "evaluate") else x(0, 0)
+        for x in made.pictures.values()
+    ]
+    assert [x.scalars["at"] for x in folders] == [
+        str(tmp_path / x) for x in ("plots", "plots/other")
+    ]
+    # Results have the names of their entries; nan is a warning, once.
+    logged = []
+    recorder = types.SimpleNamespace(
+        log=lambda *given, **named: logged.append((given, named))
+    )
+    state = types.SimpleNamespace(step=4, task_start=0, task_steps=5)
+    found = evaluation.run_evaluators(made.evaluators, state, 1, recorder)
+    assert found.rows == {"now/row": [3]} and {*found.scalars} == {"now/a"}
+    (words,) = found.warnings
+    assert "config.evaluators.now" in words and "nan" in words
+    (((step, task), named),) = logged
+    assert (step, task, {*named["eval"]}) == (4, 1, {"now/row", "now/a"})
+    told = core.Result({}, {"a": np.nan}, ("a warning",))
+    assert evaluation._warn_of_nan(told) is told
+
+
+def test_a_config_that_evaluates_sees_images_as_the_run_did():
+    augment = {"size": 8, "resize": 9, "mean": (0.5,), "name": "images"}
+    made = transfer_config.make_config({"name": "x"}, "test", {"augment": augment})
+    assert made["augment"] == {"size": 8, "resize": 9} and made["evaluators"] == {}
+    assert made["scenario"] == {"name": "joint", "evaluation": "test"}
+    whole = transfer_config.add_checkpoint(made, pathlib.Path("run"))
+    assert whole.checkpoint == "run" and whole.data.name == "x"
+
+
+def test_a_start_brings_its_network_and_moments_and_keeps_how_it_runs(monkeypatch):
+    folder = resolve.encoder_folder
+    theirs = {
+        "encoder": {"name": "vit", "width": 8},
+        "augment": {"mean": 1, "std": 2, "size": 3},
+    }
+    monkeypatch.setattr(folder, "exists_at", lambda path: path == "there")
+    monkeypatch.setattr(folder, "as_config", lambda path: theirs)
+    own = {"name": "vit", "drop_path": 0.1, "remat": True, "width": 4}
+    raw = {"start": "there", "encoder": own, "augment": {"size": 5, "std": 0}}
+    found = resolve.fill_from_start(raw)
+    assert found["encoder"] == {
+        "name": "vit",
+        "width": 8,
+        "drop_path": 0.1,
+        "remat": True,
+    }
+    assert found["augment"] == {"size": 5, "mean": 1, "std": 2}
+    other = resolve.fill_from_start(raw | {"encoder": own | {"name": "resnet"}})
+    assert other["encoder"] == theirs["encoder"]
+    assert resolve.fill_from_start(raw | {"start": None})["encoder"] == own
 
 
 def test_a_small_view_of_images_is_told():
