@@ -113,44 +113,6 @@ def test_budgets():
                 assert (found <= np.maximum(np.ceil(exact), 1)).all()
 
 
-def test_reselect_gives_every_task_an_equal_part():
-    rng = np.random.default_rng(3)
-    task = np.repeat([0, 1, 2], [6, 8, 14])
-    label = np.concatenate([[0] * 3 + [1] * 3, [2] * 2 + [3] * 6, [4] * 7 + [5] * 7])
-    weight = rng.uniform(0.5, 2, 28).astype(np.float32)
-    filled = np.arange(28) != 27
-    vectors, asked = rng.normal(size=(28, 4)).astype(np.float32) + 1, []
-
-    def atoms_of(rows):
-        asked.append(rows)
-        return jnp.asarray(vectors[rows] * weight[rows][:, None])
-
-    reselect = functools.partial(
-        coreset.reselect,
-        jax.random.key(0),
-        atoms_of,
-        weight=weight,
-        task=task,
-        label=label,
-        filled=filled,
-    )
-    found = reselect(capacity=14, ridge=0.5)
-    kept = {c: int((found[label == c] > 0).sum()) for c in range(6)}
-    # Parts of 4, 4 and 6; of 6 to 7 rows 3 and 3, of 2 to 6 rows 1 and 3.
-    assert kept == {0: 2, 1: 2, 2: 1, 3: 3, 4: 3, 5: 3} and not found[27]
-    assert {len(rows) for rows in asked} <= {2, 4, 8}
-    scaled = (vectors * weight[:, None]).astype(np.float64)
-    for kind in range(6):
-        rows = np.flatnonzero((label == kind) & filled)
-        twin, _ = pursuit_twin(scaled[rows], scaled[rows].sum(0), kept[kind], 0.5)
-        if (twin > 0).sum() == kept[kind]:  # else some are random
-            np.testing.assert_allclose(
-                found[rows], weight[rows] * twin, rtol=1e-3, atol=1e-5
-            )
-    whole = reselect(capacity=60)
-    np.testing.assert_array_equal(whole, np.where(filled, weight, 0))
-
-
 def test_each_class_is_chosen_from_by_a_key_of_its_own(monkeypatch):
     """The last task also gets what is left; a class that fits keeps its weights."""
     task, label = np.repeat([3, 5], [6, 8]), np.repeat([0, 1, 2, 3], [4, 2, 5, 3])

@@ -83,6 +83,19 @@ def test_weights_are_split_by_name_and_the_rest_is_whole():
     kernel = places["block_0"]["mlp"]["fc1"]["kernel"]
     assert kernel.shard_shape((8, 32)) == (8, 16)
     assert places["norm"]["scale"].shard_shape((8,)) == (8,)
+    halves = {  # path -> the axis that is split
+        **{f"attention/{x}/kernel": 1 for x in ("query", "key", "value")},
+        **{f"attention/{x}/bias": 0 for x in ("query", "key", "value")},
+        **{f"mlp/{x}/kernel": 1 for x in ("fc1", "gate", "up")},
+        **{f"mlp/{x}/bias": 0 for x in ("fc1", "gate", "up")},
+        **{f"{x}/kernel": 0 for x in ("attention/out", "mlp/fc2", "mlp/down")},
+        **dict.fromkeys(("mlp/fc2/bias", "attention/out/bias", "patch/kernel")),
+    }
+    for name, axis in halves.items():
+        leaf = np.zeros((8, 8)[: 2 if name.endswith("kernel") else 1])
+        place = sharding.placement({"a": {name: leaf}}, mesh)["a"][name]
+        want = [4 if axis == i else 8 for i in range(leaf.ndim)]
+        assert list(place.shard_shape(leaf.shape)) == want, name
     whole = sharding.placement(tree, sharding.mesh(8))
     assert all(x.is_fully_replicated for x in jax.tree.leaves(whole))
 
