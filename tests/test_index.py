@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import types
 
 import jax
 import numpy as np
@@ -578,17 +579,61 @@ def test_a_canary_falls_silent_where_index_and_encoder_part(root, tmp_path, caps
     assert run("check", f"--vectors={new}", f"--canary={new}") == 2
 
 
-@pytest.mark.parametrize("kind", [*maps.KINDS, "rank"])
-def test_onnx_maps_as_numpy_does(kind):
-    pytest.importorskip("onnx")
-    from onnx import load_from_string, reference
+class _Graph:
+    """What `onnx_file` asks of the package onnx, and NumPy that computes the graph."""
 
+    TensorProto, checker = types.SimpleNamespace(FLOAT=1), types.SimpleNamespace()
+    helper, numpy_helper = types.SimpleNamespace(), types.SimpleNamespace()
+    checker.check_model = lambda model: None
+    numpy_helper.from_array = lambda value, name: (name, value)
+    helper.make_opsetid = helper.make_tensor_value_info = lambda *given: given
+    helper.make_node = lambda kind, inputs, output, **options: types.SimpleNamespace(
+        kind=kind, inputs=inputs, output=output, options=options
+    )
+    helper.make_graph = lambda *given: given
+    helper.make_model = lambda graph, opset_imports: types.SimpleNamespace(
+        SerializeToString=lambda: graph
+    )
+
+    def compute(graph, rows):
+        nodes, _, inputs, outputs, constants = graph
+        values = dict(constants) | {"vectors": rows}
+        operations = {
+            "ReduceL2": lambda x, axis: np.linalg.norm(x, axis=axis[0], keepdims=True),
+            "Gelu": lambda x: np.asarray(jax.nn.gelu(x, approximate=True)),
+            "Div": np.divide, "Max": np.maximum, "MatMul": np.matmul, "Add": np.add,
+            "Identity": lambda x: x,
+        }  # fmt: skip
+        for node in nodes:
+            assert node.options == {"ReduceL2": {"keepdims": 1}}.get(
+                node.kind, {"approximate": "tanh"} if node.kind == "Gelu" else {}
+            )
+            found = operations[node.kind](*(values[x] for x in node.inputs))
+            values[node.output[0]] = found
+        widths = inputs[0][2][1], outputs[0][2][1]
+        assert widths == (rows.shape[1], values["mapped"].shape[1])
+        return values["mapped"]
+
+
+@pytest.mark.parametrize("package", [True, False])
+@pytest.mark.parametrize("kind", [*maps.KINDS, "rank"])
+def test_onnx_maps_as_numpy_does(kind, package, monkeypatch):
+    """Also where the package is not installed, by its names alone."""
     rng = np.random.default_rng(0)
     rows = np.float32(rng.normal(size=(90, 6)))
     options = {"rank": 2 if kind == "rank" else None, "ridge": 0.1}
-    arrays = maps.fit(rows, rows[:, ::-1] ** 2, kind.replace("rank", "affine"), options)
-    model = reference.ReferenceEvaluator(load_from_string(onnx_file.pack_onnx(arrays)))
-    (found,) = model.run(None, {"vectors": 3 * rows})
+    target = rows[:, 4::-1] ** 2
+    arrays = maps.fit(rows, target, kind.replace("rank", "affine"), options)
+    if package:
+        pytest.importorskip("onnx")
+        from onnx import load_from_string, reference
+
+        graph = load_from_string(onnx_file.pack_onnx(arrays))
+        model = reference.ReferenceEvaluator(graph)
+        (found,) = model.run(None, {"vectors": 3 * rows})
+    else:
+        monkeypatch.setitem(sys.modules, "onnx", _Graph)
+        found = _Graph.compute(onnx_file.pack_onnx(arrays), 3 * rows)
     np.testing.assert_allclose(found, maps.map_features(arrays, rows), atol=1e-5)
 
 

@@ -270,6 +270,9 @@ def test_a_check_compares_answers_on_the_images_of_the_reference(
         (references, "read_reference", references.Reference("gone", old, {"knn": was})),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, lambda *given, value=value, **options: value)
+    asked = []
+    decide = lambda *given: asked.append(given) or gate.UNDECIDED  # noqa: E731
+    monkeypatch.setattr(gate, "decide", decide)
     found = check._check_accuracy(str(tmp_path), "now", "", {}, tmp_path, 0.02, 0.95)
     if common == 50:
         rows = range(49, 99)
@@ -281,9 +284,8 @@ def test_a_check_compares_answers_on_the_images_of_the_reference(
         )
         loss = (first.sum() - now.sum()) / 50
         assert found["loss"] == pytest.approx(loss) and found["alarm"] == (loss > 0.02)
-        assert found["verdict"] == gate.decide(
-            gate.count_pairs(first, now), 0.02, 0.025
-        )
+        pairs = gate.count_pairs(first, now)
+        assert asked == [(pairs, 0.02, *[pytest.approx(0.025)] * 2)]
     else:
         assert found["images"] == 100 and found["accuracy_before"] == was.mean()
         assert found["lost"] == found["gained"] == 0
