@@ -893,6 +893,39 @@ def test_accuracies_at_their_limits():
     assert [broken(0, accuracy=0.5), broken(0, accuracy=0.501)] == [0, 1]
 
 
+def test_a_plan_says_all_that_is_asked_and_how_it_is_compared(run, monkeypatch):
+    compared = {}
+    monkeypatch.setattr(
+        references, "plan_comparison", lambda *given, **named: compared.update(named)
+    )
+    careful = {"limits.undecided": "keep the old"}
+    changes = {"neighbours": 7, "rows": 150, "index": 0.8, "average": "auto"}
+    work = plan(run, **changes, **careful, **{"limits.confidence": 0.9})
+    assert {name: work.asked[name] for name in changes} == changes
+    assert work.asked["limits"]["confidence"] == 0.9
+    assert work.asked["limits"]["undecided"] == "keep the old"
+    assert compared == {"budget": pytest.approx(0.1), "on_trust": False} | {
+        "chooses": True,
+        "named": None,
+    }
+    rows = np.sort(np.random.default_rng(0).permutation(1438)[:150])
+    np.testing.assert_array_equal(work.sample[0], rows)
+    fixed = {"evaluators": {}, "first_tasks": None, "start": str(run / "run")}
+    assert {name: work.config[name] for name in fixed} == fixed
+    assert work.config["scenario"]["num_tasks"] == 6
+    work = plan(run, **careful, **{"limits.accuracy_drop": None})
+    assert compared["on_trust"] and not compared["chooses"]
+    assert compared["budget"] == pytest.approx(0.05)
+    # Options that older updates do not have are left out where they are the default.
+    assert {*work.asked["limits"]} == {*vars(update_plan.Limits())} - {"confidence"}
+    for neighbours, fits in ((99, True), (100, False)):
+        if fits:
+            plan(run, rows=200, neighbours=neighbours, test=False)
+        else:
+            with pytest.raises(ValueError, match="config.rows=200"):
+                plan(run, rows=200, neighbours=neighbours, test=False)
+
+
 def test_a_batch_shrinks_where_images_do_not_fill_it(capsys):
     config = {"batch_size": 48}
     assert update_plan._shrink_batch(config, 48) == config
