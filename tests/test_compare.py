@@ -243,7 +243,7 @@ def test_numbers_of_a_page_are_means_of_seeds(monkeypatch):
     np.testing.assert_allclose(numbers.mean_matrix(run, "m"), want)
     assert numbers.untrained_accuracy(run, "m").mean == pytest.approx(0.55)
     rows = [{"step": n, "task": 0, "eval": {"a": float(n)}} for n in (0, 5, 9)]
-    logged = {0: rows, 1: rows[:2], 2: [rows[0] | {"step": 5}, rows[2]]}
+    logged = {0: rows, 1: rows[:2], 2: [rows[0], rows[0] | {"step": 5}, rows[2]]}
     steps, means, error = compare.mean_curve(group([0.1], [1.0], logged), "a")
     assert steps.tolist() == [5] and means.tolist() == [pytest.approx(10 / 3)]
     assert error[0] == pytest.approx(np.std([5, 5, 0], ddof=1) / 3**0.5)
