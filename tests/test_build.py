@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 from helpers import config_files, eval_toy, run_directories, toy
-from jaxcl import sharding
-from jaxcl.config import build, checks, resolve, sections
+from jaxcl import core, sharding
+from jaxcl.config import build, checks, resolve, run_config, sections, transfer_config
 from jaxcl.data import stream
 from jaxcl.evals import tsne
 from jaxcl.methods import two_view
@@ -415,6 +415,195 @@ def test_an_encoder_to_start_from_takes_images_of_as_many_channels(monkeypatch):
     ):
         with pytest.raises(ValueError, match=words):
             check(start, images, scenario)
+
+
+# Option -> whether another value keeps a run from being a start, the run before an
+# update, a source of FT_i, and a source of FT_i of a method with options of its own.
+OF_A_RUN = {
+    "encoder": "1111", "augment": "1111", "precision": "1111", "method": "0110",
+    "seed": "1011", "data": "1011", "scenario": "1011", "batch_size": "1011",
+    "epochs": "0011", "optimizer": "0011", "schedule": "0011", "scale_lr": "0011",
+    "evaluators": "0011", "replay": "0011", "workers": "0000", "tuning": "0000",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("option", OF_A_RUN)
+def test_a_run_of_other_options_is_refused_where_they_matter(option, tmp_path):
+    method = {"name": "two_view", "base": {"name": "simclr"}, "strategy": {"name": "x"}}
+    config = dict.fromkeys(OF_A_RUN, 1) | {"method": method}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "results.json").write_text(json.dumps({"finetune": {"a": [1]}}))
+    other = {"method": method | {"strategy": {"name": "y"}}}.get(option, 2)
+
+    def start(scenario, plain):
+        top = types.SimpleNamespace(start=str(tmp_path), scenario={"name": scenario})
+        checks.check_start(top, plain, None)
+
+    def single(options, plain):
+        method = types.SimpleNamespace(single_task_options=options)
+        found = checks.read_single_task_results(str(tmp_path), plain, method)
+        assert found == {"a": [1]}
+
+    refused = ""
+    for check in (
+        functools.partial(start, "class"),
+        functools.partial(start, "after"),
+        functools.partial(single, {}),
+        functools.partial(single, {"x": 1}),
+    ):
+        check(config)
+        try:
+            check(config | {option: other})
+            refused += "0"
+        except ValueError as error:
+            assert f"config.{option}" in str(error)
+            refused += "1"
+    assert refused == OF_A_RUN[option]
+    if option != "method":  # the base counts for methods with options of their own
+        return
+    base = method | {"base": {"name": "byol"}}
+    with pytest.raises(ValueError, match="base"):
+        single({"x": 1}, config | {"method": base})
+
+
+def test_a_run_resumes_with_other_machines_and_no_other_options(tmp_path):
+    names = [*run_config.MACHINE, "epochs", "method", "precision", "seed"]
+    config = dict.fromkeys(names, 1)
+    assert not run_config.check_config(tmp_path, config)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for name in names:
+        other = config | {name: 2}
+        may = name in {*names[:-4]}
+        assert may == (run_config._list_changes(tmp_path, other, ()) == [])
+        if may or name == "seed":
+            aside = () if may else ("seed",)
+            assert run_config.check_config(tmp_path, other, aside)
+        else:
+            with pytest.raises(run_config.Differs, match=f"config.{name}: 1 -> 2"):
+                run_config.check_config(tmp_path, other)
+    assert {*run_config.MACHINE} == {
+        *("devices", "mesh", "device_bytes", "steps_per_call", "compile_cache"),
+        *("workers", "progress", "loggers", "duplicates", "seeds"),
+    }
+    # Flags that resolved.json does not have yet are no difference.
+    for flags, fits in (({}, True), ({"jax_enable_x64": "other"}, False)):
+        resolved = {run_config.FLAGS: flags}
+        (tmp_path / run_config.options.RESOLVED).write_text(json.dumps(resolved))
+        if fits:
+            assert run_config.check_config(tmp_path, config)
+        else:
+            with pytest.raises(run_config.Differs, match="jax_enable_x64"):
+                run_config.check_config(tmp_path, config)
+    # A directory without a step is cleared for another config, never for its own.
+    for steps, config_, cleared in (
+        ([0], config, False),
+        ([0, 3], 2, False),
+        ([0], 2, True),
+    ):
+        rows = "".join(f'{{"step": {step}, "task": 0}}\n' for step in steps)
+        (tmp_path / log_file.FILE).write_text(rows)
+        asked = config_ if config_ is config else config | {"epochs": 2}
+        assert run_config.clear_unstarted(tmp_path, asked) == cleared
+        assert (tmp_path / "config.json").exists() != cleared
+
+
+def test_entries_are_made_as_they_ask(monkeypatch, tmp_path):
+    """Pictures have folders by key; the entry, or the evaluator, says when it runs."""
+
+    def make_late(parts, *, directory, size: int = 2):
+        def evaluate(state, task):
+            return core.Result({}, {"at": str(directory)})
+
+        return core.Evaluator(evaluate, last_only=True)
+
+    def make_now(parts, *, size: int = 2):
+        return lambda state, task: core.Result({"row": [size]}, {"a": np.nan})
+
+    modules = {"late": make_late, "now": make_now}
+    monkeypatch.setattr(
+        evaluation.lookup,
+        "find_module",
+        lambda package, name, where: types.SimpleNamespace(make=modules[name]),
+    )
+    tasks = types.SimpleNamespace(evaluation=None, tasks=range(2))
+    section = {
+        "late": {}, "other": {"name": "late", "last_only": False},
+        "now": {"size": 3},
+        "end": {"name": "now", "last_only": True},
+        "none": {"name": "now", "skip": True},
+    }  # fmt: skip
+    parts = types.SimpleNamespace(stream=tasks)
+    for plots in (True, False):
+        made = evaluation.make(section, parts, tmp_path, plots=plots)
+        assert {*made.evaluators} == {"now", "end"}
+        assert {*made.pictures} == ({"late", "other"} if plots else set())
+    made = evaluation.make(section, parts, tmp_path, plots=True)
+    late = [
+        x
+        for x in made.evaluators
+        if isinstance(made.evaluators[x], evaluation.AtTheEnd)
+    ]
+    assert late == ["end"] and isinstance(made.pictures["late"], evaluation.AtTheEnd)
+    folders = [
+        x.evaluate(0, 0) if hasattr(x, "evaluate") else x(0, 0)
+        for x in made.pictures.values()
+    ]
+    assert [x.scalars["at"] for x in folders] == [
+        str(tmp_path / x) for x in ("plots", "plots/other")
+    ]
+    # Results have the names of their entries; nan is a warning, once.
+    logged = []
+    recorder = types.SimpleNamespace(
+        log=lambda *given, **named: logged.append((given, named))
+    )
+    state = types.SimpleNamespace(step=4, task_start=0, task_steps=5)
+    found = evaluation.run_evaluators(made.evaluators, state, 1, recorder)
+    assert found.rows == {"now/row": [3]} and {*found.scalars} == {"now/a"}
+    (words,) = found.warnings
+    assert "config.evaluators.now" in words and "nan" in words
+    (((step, task), named),) = logged
+    assert (step, task, {*named["eval"]}) == (4, 1, {"now/row", "now/a"})
+    told = core.Result({}, {"a": np.nan}, ("a warning",))
+    assert evaluation._warn_of_nan(told) is told
+
+
+def test_a_config_that_evaluates_sees_images_as_the_run_did():
+    augment = {"size": 8, "resize": 9, "mean": (0.5,), "name": "images"}
+    made = transfer_config.make_config({"name": "x"}, "test", {"augment": augment})
+    assert made["augment"] == {"size": 8, "resize": 9} and made["evaluators"] == {}
+    assert made["scenario"] == {"name": "joint", "evaluation": "test"}
+    whole = transfer_config.add_checkpoint(made, pathlib.Path("run"))
+    assert whole.checkpoint == "run" and whole.data.name == "x"
+
+
+def test_a_start_brings_its_network_and_moments_and_keeps_how_it_runs(monkeypatch):
+    folder = resolve.encoder_folder
+    theirs = {
+        "encoder": {"name": "vit", "width": 8},
+        "augment": {"mean": 1, "std": 2, "size": 3},
+    }
+    monkeypatch.setattr(folder, "exists_at", lambda path: path == "there")
+    monkeypatch.setattr(folder, "as_config", lambda path: theirs)
+    own = {"name": "vit", "drop_path": 0.1, "remat": True, "width": 4}
+    raw = {"start": "there", "encoder": own, "augment": {"size": 5, "std": 0}}
+    found = resolve.fill_from_start(raw)
+    assert found["encoder"] == {
+        "name": "vit",
+        "width": 8,
+        "drop_path": 0.1,
+        "remat": True,
+    }
+    assert found["augment"] == {"size": 5, "mean": 1, "std": 2}
+    other = resolve.fill_from_start(raw | {"encoder": own | {"name": "resnet"}})
+    assert other["encoder"] == theirs["encoder"]
+    assert resolve.fill_from_start(raw | {"start": None})["encoder"] == own
+
+
+def test_a_small_view_of_images_is_told():
+    assert not checks._describe_small_view({"size": 71, "resize": 100})
+    told = checks._describe_small_view({"size": 70, "resize": 100})
+    assert "49%" in told and "resize=80" in told
+    assert not checks._describe_small_view({"size": 70, "resize": None})
 
 
 @pytest.mark.parametrize("asked", [None, True, False])

@@ -70,6 +70,9 @@ REPORT = {
 }
 
 
+DUPLICATES = {"images": 100, "of_the_run": 30, "among_themselves": 0}
+
+
 @pytest.mark.parametrize(
     ("changes", "advice"),
     [
@@ -82,6 +85,9 @@ REPORT = {
             {"duplicates": {"images": 100, "of_the_run": 40, "among_themselves": 11}},
             check.LOOK,
         ),
+        ({"far": 0.9}, check.LOOK),
+        ({"far": 0.899, "differ": True}, check.UPDATE),
+        ({"duplicates": DUPLICATES | {"among_themselves": 20}}, check.WAIT),
     ],
 )
 def test_advice(changes, advice):
@@ -239,3 +245,118 @@ def test_what_a_check_refuses(copy):  # noqa: F811
     with pytest.raises(Refused, match=r"config\.data.*none\.npz"):
         check.check(where, str(copy / "none.npz"))
     assert cli.main(["check", where, "--data=none.npz"]) == 2
+
+
+def test_witnesses_and_far_images_are_those_of_a_loop():
+    rng, shares = np.random.default_rng(0), set()
+    for shift in np.linspace(0, 2, 9):
+        first, second = (
+            rng.normal(size=(24, 3)),
+            rng.normal(size=(9, 3)) + [shift, 0, 0],
+        )
+        second = np.concatenate([second, first[:1]])
+        found = mmd.compare_samples(first, second, permutations=1)
+        first, second = (
+            x / np.linalg.norm(x, axis=1, keepdims=True) for x in (first, second)
+        )
+        both = np.concatenate([first, second])
+        apart = [math.dist(a, b) for i, a in enumerate(both) for b in both[i + 1 :]]
+        width = np.median([x**2 for x in apart if x > 1e-6])
+
+        def near(x, rows, width=width):
+            return np.mean([math.exp(-(math.dist(x, y) ** 2) / width) for y in rows])
+
+        sums = [[near(x, rows) for x in second] for rows in (second, first)]
+        np.testing.assert_allclose(found.witness, np.subtract(*sums))
+        nearest = [
+            min(math.dist(x, y) for j, y in enumerate(first) if j != i)
+            for i, x in enumerate(first)
+        ]
+        usual = np.quantile(np.square(nearest), 0.95) ** 0.5
+        far = [min(math.dist(x, y) for y in first) > usual for x in second]
+        assert found.far == np.mean(far)
+        shares.add(found.far)
+    assert len(shares) > 2
+
+
+@pytest.mark.parametrize("p_value", [0.01, 0.0101])
+def test_new_images_differ_from_a_p_value_of_a_hundredth_on(
+    tmp_path, monkeypatch, p_value
+):
+    """The images that differ most, of a sample of 20 of 50, are drawn and named."""
+    rows = types.SimpleNamespace(label=np.zeros(50), reader=None)
+    data = types.SimpleNamespace(train=rows)
+    stream = types.SimpleNamespace(dataset=data)
+    frozen = types.SimpleNamespace(parts=types.SimpleNamespace(stream=stream))
+    witness, drawn = np.random.default_rng(1).random(20), []
+    old = types.SimpleNamespace(features=np.zeros((7, 2)), remarks=["a remark"])
+    told = {"images": 50, "of_the_run": 0, "among_themselves": 0}
+    for module, name, value in (
+        (check.updates, "find_current", "now"),
+        (check.lineage, "read_run_config", {}),
+        (check.own_images, "make_section", {}),
+        (check, "_restore", frozen),
+        (check, "_embed", np.zeros((20, 2))),
+        (check, "_embed_run", old),
+        (check, "_count_duplicates", told),
+        (mmd, "compare_samples", mmd.Difference(0.25, p_value, witness, 0.2)),
+    ):
+        monkeypatch.setattr(module, name, lambda *given, value=value, **options: value)
+    monkeypatch.setattr(check, "_draw_images", lambda *given: drawn.append(given))
+    (tmp_path / "checks" / "0007").mkdir(parents=True)
+    found = check.check(str(tmp_path), "new", rows=20)
+    assert found["differ"] == (p_value == 0.01) and found["mmd"] == 0.5
+    assert found["images"] == {"new": 20, "run": 7} and found["remarks"] == ["a remark"]
+    chosen = np.sort(np.random.default_rng(0).permutation(50)[:20])
+    ((_, shown, path),) = drawn
+    np.testing.assert_array_equal(shown, chosen[np.argsort(-witness)[:9]])
+    assert found["most_different"] == [f"row {row}" for row in shown]
+    assert path.parent.name == "0008" and (path.parent / "check.json").exists()
+    for wrong in (19, 5001):
+        with pytest.raises(Refused, match=f"--rows={wrong}"):
+            check.check(str(tmp_path), "new", rows=wrong)
+
+
+def test_a_run_s_sample_has_a_part_of_each_set_and_is_embedded_once(
+    tmp_path, monkeypatch
+):
+    """Of 1, 10 and 989 rows; of test rows, if a set has some."""
+    weights, calls = {"number": 1}, []
+
+    def restore(section, current, config):
+        if section == "gone":
+            raise Refused("gone: is not there")
+        rows = types.SimpleNamespace(label=np.zeros(section), name=section)
+        other = rows if section == 10 else None
+        train = (
+            rows
+            if other is None
+            else types.SimpleNamespace(label=np.zeros(3), name="train")
+        )
+        data = types.SimpleNamespace(train=train, test=other)
+        return types.SimpleNamespace(
+            parts=types.SimpleNamespace(stream=types.SimpleNamespace(dataset=data))
+        )
+
+    def embed(frozen, examples, rows):
+        calls.append(rows)
+        return np.stack([np.full(len(rows), examples.name), rows], axis=1)
+
+    monkeypatch.setattr(check, "_list_sections", lambda *given: [1, "gone", 10, 989])
+    monkeypatch.setattr(check, "_describe_weights", lambda current: weights)
+    monkeypatch.setattr(check, "_restore", restore)
+    monkeypatch.setattr(check, "_embed", embed)
+    found = check._embed_run(tmp_path, "run", {}, 200)
+    sets, rows = found.features.T
+    assert [(sets == size).sum() for size in (1, 10, 989)] == [1, 2, 197]
+    drawn = np.sort(np.random.default_rng(0).permutation(989)[:197])
+    np.testing.assert_array_equal(rows[sets == 989], drawn)
+    (remark,) = found.remarks
+    assert "gone" in remark
+    again = check._embed_run(tmp_path, "run", {}, 200)
+    np.testing.assert_array_equal(again.features, found.features)
+    assert again.remarks == found.remarks and len(calls) == 3
+    check._embed_run(tmp_path, "run", {}, 100)
+    weights["number"] = 2
+    check._embed_run(tmp_path, "run", {}, 100)
+    assert len(calls) == 9

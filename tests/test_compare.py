@@ -1,13 +1,14 @@
 """Comparing run directories: numbers by hand, and what is refused."""
 
 import json
+import types
 
 import numpy as np
 import pytest
 
 from helpers import run_directories
 from jaxcl import cli, plots
-from jaxcl.report import comparability, compare, run_groups
+from jaxcl.report import comparability, compare, numbers, run_groups
 from jaxcl.run import result_file, seeds
 
 
@@ -195,3 +196,54 @@ def test_refuses_what_is_no_run(runs, capsys):
     assert "--matrix" in capsys.readouterr().err
     assert cli.main(["compare", str(runs / "er"), "--matrix=linear"]) == 2
     assert run_directories.NAME in capsys.readouterr().err
+
+
+def test_numbers_of_a_page_are_means_of_seeds(monkeypatch):
+    """The last task's scalars, the time left over, and the steps of all seeds."""
+    monkeypatch.setattr(numbers.run_groups, "are_comparable", lambda *pair: True)
+
+    def group(values, seconds, logged=None):
+        spent = {
+            "train_seconds": 2.0,
+            "compile_seconds": 1.0,
+            "evaluation_seconds": 4.0,
+        }
+        spent |= {"steps": 10, "images": 40, "flops": 80, "peak_bytes": 7}
+        results = {
+            seed: {
+                "scalars": [{"a": -9.0}, {"a": value}, None],
+                "seconds": [*seconds, None],
+                "cost": {"total": spent},
+                "untrained": {"m": [value, None, 0.5]},
+                "matrices": {
+                    "m": [[value, None, None], [1.0, value, None], [None] * 3]
+                },
+            }
+            for seed, value in enumerate(values)
+        }
+        return types.SimpleNamespace(
+            results=results, finished_tasks=2, logged_rows=logged or {}
+        )
+
+    run, first = group([0.5, 0.7], [4.0, 9.0]), group([0.2, 0.1, 0.9], [1.0, 2.0])
+    ((mean, delta),) = numbers.mean_scalars(run, first).values()
+    assert mean.mean == pytest.approx(0.6) and delta.mean == pytest.approx(0.45)
+    spent = numbers.mean_run_cost(run)
+    assert (spent["rest"], spent["train"], spent["milliseconds"]) == (6.0, 2.0, 200.0)
+    assert numbers.mean_run_cost(first)["rest"] == 0
+    assert compare.mean_step_cost(run) == {
+        "milliseconds": 200,
+        "flops": 8,
+        "per_image": 2,
+    }
+    np.testing.assert_allclose(
+        numbers.mean_row(run, "untrained", "m"), [0.6, np.nan, 0.5]
+    )
+    want = [[0.6, np.nan, np.nan], [1, 0.6, np.nan]]
+    np.testing.assert_allclose(numbers.mean_matrix(run, "m"), want)
+    assert numbers.untrained_accuracy(run, "m").mean == pytest.approx(0.55)
+    rows = [{"step": n, "task": 0, "eval": {"a": float(n)}} for n in (0, 5, 9)]
+    logged = {0: rows, 1: rows[:2], 2: [rows[0], rows[0] | {"step": 5}, rows[2]]}
+    steps, means, error = compare.mean_curve(group([0.1], [1.0], logged), "a")
+    assert steps.tolist() == [5] and means.tolist() == [pytest.approx(10 / 3)]
+    assert error[0] == pytest.approx(np.std([5, 5, 0], ddof=1) / 3**0.5)

@@ -690,3 +690,23 @@ def test_what_waits_for_the_end_runs_after_the_last_step_of_the_last_task():
         due = evaluation.due_evaluators(judges, state, task)
         assert due == ["now", "late"][: 1 + runs]
         assert late(state, task).scalars == ({"a": 1.0} if runs else {})
+
+
+@pytest.mark.parametrize(
+    ("preset", "epochs", "milestones"),
+    [
+        ("cassle", 3, (2, 2)),
+        ("cclis", 7, (4, 5, 6)),
+        ("duel", 5, ()),
+        ("duel_longtail", 10, (1, 2, 3, 4, 5, 6, 7, 8, 9)),
+    ],
+)
+def test_rates_fall_at_rounded_shares_of_the_epochs(
+    monkeypatch, preset, epochs, milestones
+):
+    monkeypatch.setattr(linear, "make_evaluator", lambda parts, settings: settings)
+    parts = eval_toy.parts_of(embed=eval_toy.embed)
+    found = linear.make(parts, preset=preset, epochs=epochs)
+    assert (found.milestones, found.epochs) == (milestones, epochs)
+    asked = linear.make(parts, preset=preset, lr=0.5, augment=True, blur=0.25)
+    assert (asked.lr, asked.augment, asked.blur) == (0.5, True, 0.25)

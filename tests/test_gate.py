@@ -81,21 +81,6 @@ def test_a_bound_is_too_low_no_more_often_than_it_says(total, error):
             assert sum(chances[x.lost, x.gained] for x in rejected) <= error
 
 
-@pytest.mark.parametrize("total, loss, change", [(300, 0.02, 0.1), (2000, -0.01, 0.02)])
-def test_an_interval_covers_the_true_loss(total, loss, change):
-    cells = [(change + loss) / 2, (change - loss) / 2, 1 - change]
-    drawn = np.random.default_rng(0).multinomial(total, cells, 400)
-    inside = 0
-    for lost, gained, _ in drawn.tolist():
-        pairs = gate.Pairs(total, lost, gained)
-        swapped = gate.Pairs(total, gained, lost)
-        inside += gate.loss_p_value(pairs, loss, 0.025) > 0.025 and (
-            gate.loss_p_value(swapped, -loss, 0.025) > 0.025
-        )
-    # 95 % and no more than chance below it; nor is the interval far too wide.
-    assert 0.925 <= inside / len(drawn) <= 0.99
-
-
 @pytest.mark.parametrize(
     "total, lost, gained", [(1, 0, 0), (1, 1, 0), (50, 0, 0), (50, 50, 0), (50, 20, 30)]
 )
@@ -183,13 +168,33 @@ def test_the_number_of_images():
     assert gate.smallest_limit(300, 0.025, 0.1) == pytest.approx(0.05115, abs=1e-5)
 
 
-def test_four_harmless_updates_in_five_are_shown_to_be():
-    power = np.mean(
-        [
-            gate.decide(gate.Pairs(1962, int(a), int(b)), 0.02, 0.025) == gate.HARMLESS
-            for a, b, _ in np.random.default_rng(0).multinomial(
-                1962, [0.05, 0.05, 0.9], 99
-            )
-        ]
-    )
-    assert 0.65 < power < 0.9
+def split_budget(words, on_trust):
+    """Parts of the next update, and the chance of a proven outcome."""
+    count = {word: words.count(word) for word in gate.OUTCOMES}
+    chance = (count[gate.ACCEPTED] + count[gate.REJECTED] + 1) / (len(words) + 1.5)
+    back, trust = count[gate.ROLLED_BACK] + 0.5, on_trust * (count[gate.ON_TRUST] + 0.5)
+    rest = (1 - chance) / (back + trust)
+    parts = {gate.ACCEPTED: 0.99 * chance, gate.REJECTED: 0.25 * chance}
+    parts |= {gate.ROLLED_BACK: rest * back}
+    return parts | ({gate.ON_TRUST: rest * trust} if on_trust else {}), chance
+
+
+@pytest.mark.parametrize("on_trust", [True, False])
+def test_an_update_has_the_part_that_is_predicted(on_trust):
+    """What is left after each outcome of the first, second and third update."""
+    words, here = [], 0.08
+    for word in (gate.ACCEPTED, gate.REJECTED, gate.ROLLED_BACK, gate.ACCEPTED):
+        past = [gate.PastUpdate(x, on_trust) for x in words]
+        share = gate.share_budget(past, 0.08, on_trust=on_trust)
+        parts, chance = split_budget(words, on_trust)
+        assert share.error == pytest.approx(here * chance * 0.75)
+        assert share.alarm == pytest.approx(here * chance * 0.01)
+        assert share.left == pytest.approx({x: here * y for x, y in parts.items()})
+        words, here = [*words, word], here * parts[word]
+    # New labelled images after one update give back all but what it used.
+    for word, used in ((gate.ACCEPTED, 0.01), (gate.ROLLED_BACK, 0.75)):
+        past = [gate.PastUpdate(word, on_trust)]
+        share = gate.share_budget(past, 0.08, on_trust=on_trust, renewed=True)
+        chance = split_budget([word], on_trust)[1]
+        want = 0.08 * (1 - used / 1.5) * chance * 0.75
+        assert share.error == pytest.approx(want)

@@ -68,7 +68,7 @@ def pursuit_twin(atoms, target, budget, ridge):
 
 def test_pursuit_is_greedy_least_squares():
     rng, left, early = np.random.default_rng(1), 0, 0
-    for trial in range(60):
+    for trial in range(40):
         atoms = rng.normal(size=(10, 6)) + 0.5 * (trial % 3)
         target = atoms.sum(0) if trial % 2 else rng.normal(size=6) * 4
         budget, ridge = int(rng.integers(1, 9)), [0.5, 1e-6][trial % 2]
@@ -113,42 +113,36 @@ def test_budgets():
                 assert (found <= np.maximum(np.ceil(exact), 1)).all()
 
 
-def test_reselect_gives_every_task_an_equal_part():
-    rng = np.random.default_rng(3)
-    task = np.repeat([0, 1, 2], [6, 8, 14])
-    label = np.concatenate([[0] * 3 + [1] * 3, [2] * 2 + [3] * 6, [4] * 7 + [5] * 7])
-    weight = rng.uniform(0.5, 2, 28).astype(np.float32)
-    filled = np.arange(28) != 27
-    vectors, asked = rng.normal(size=(28, 4)).astype(np.float32) + 1, []
+def test_each_class_is_chosen_from_by_a_key_of_its_own(monkeypatch):
+    """The last task also gets what is left; a class that fits keeps its weights."""
+    task, label = np.repeat([3, 5], [6, 8]), np.repeat([0, 1, 2, 3], [4, 2, 5, 3])
+    weight, asked = np.arange(1, 15, dtype=np.float32), []
 
-    def atoms_of(rows):
-        asked.append(rows)
-        return jnp.asarray(vectors[rows] * weight[rows][:, None])
+    def choose(key, atoms, member, budget, *, size, ridge):
+        asked.append((jax.random.key_data(key).tolist(), int(budget), size, ridge))
+        assert member.sum() == len({*atoms.tolist()} - {0}) + (0 in atoms[member])
+        return np.where(np.arange(len(member)) < budget, 2.0, 0.0)
 
-    reselect = functools.partial(
-        coreset.reselect,
-        jax.random.key(0),
-        atoms_of,
-        weight=weight,
-        task=task,
-        label=label,
-        filled=filled,
+    monkeypatch.setattr(coreset, "choose_coreset", choose)
+    options = dict(weight=weight, task=task, label=label, filled=np.ones(14, bool))
+    found = coreset.reselect(
+        jax.random.key(0), lambda rows: rows, **options, capacity=11, ridge=0.25
     )
-    found = reselect(capacity=14, ridge=0.5)
-    kept = {c: int((found[label == c] > 0).sum()) for c in range(6)}
-    # Parts of 4, 4 and 6; of 6 to 7 rows 3 and 3, of 2 to 6 rows 1 and 3.
-    assert kept == {0: 2, 1: 2, 2: 1, 3: 3, 4: 3, 5: 3} and not found[27]
-    assert {len(rows) for rows in asked} <= {2, 4, 8}
-    scaled = (vectors * weight[:, None]).astype(np.float64)
-    for kind in range(6):
-        rows = np.flatnonzero((label == kind) & filled)
-        twin, _ = pursuit_twin(scaled[rows], scaled[rows].sum(0), kept[kind], 0.5)
-        if (twin > 0).sum() == kept[kind]:  # else some are random
-            np.testing.assert_allclose(
-                found[rows], weight[rows] * twin, rtol=1e-3, atol=1e-5
-            )
-    whole = reselect(capacity=60)
-    np.testing.assert_array_equal(whole, np.where(filled, weight, 0))
+    # Parts of 5 and 6: of four and two rows 3 and 2, of five and three 4 and 2.
+    want = [2, 2, 2, 0, 1, 1, 2, 2, 2, 2, 0, 2, 2, 0]
+    np.testing.assert_array_equal(found, weight * want)
+    assert [x[1:] for x in asked] == [(3, 4, 0.25), (4, 4, 0.25), (2, 2, 0.25)]
+    assert len({str(key) for key, *_ in asked}) == 3
+
+
+def test_random_rows_join_up_to_the_budget():
+    weights, member = jnp.array([0.5, 0, 0, 0, 3.0, 0]), np.arange(6) != 1
+    for budget, total in ((2, 2), (4, 4), (9, 5)):
+        found = coreset.fill_randomly(jax.random.key(0), weights, member, budget)
+        assert int((found > 0).sum()) == total and found[1] == 0
+        assert (
+            found[0] == 0.5 and found[4] == 3 and set(found.tolist()) <= {0, 1, 0.5, 3}
+        )
 
 
 def held(count, seen, capacity=8, first=0):

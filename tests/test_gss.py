@@ -152,6 +152,7 @@ def test_the_policy_of_online_ssl_is_algorithm_two_row_by_row():
     for turn in range(12):
         mask, key = rng.random(5) < 0.8, jax.random.key(turn)
         scores = rng.uniform(0.2, 1.4, 5).astype(np.float32)
+        scores[turn % 5] = 1  # a cosine of 0 does not enter
         held = jax.tree.map(np.asarray, memory)
         slots, kept = offer(memory, {}, key, {"score": scores}, mask)
         want = gss_twin.slots(key, held.items["score"], held.filled, scores, mask)

@@ -95,3 +95,29 @@ def test_a_damaged_record_of_the_data_is_named(tmp_path):
     (tmp_path / identity.FILE).write_bytes(b"PK damaged")
     with pytest.raises(ValueError, match=identity.FILE):
         identity.check_data(tmp_path, known(tmp_path / "set"))
+
+
+def test_rows_that_cannot_be_read_repeat_nothing():
+    def known(train, test):
+        marks = np.array([*train, *test], np.uint64)
+        zeros = np.zeros(len(marks), np.int32)
+        split = np.repeat(np.uint8([0, 2]), [len(train), len(test)])
+        names = np.array([b"%d" % row for row in range(len(marks))])
+        rows = (names, marks, split, zeros, zeros, np.array([b"a"]), np.array(True))
+        return identity.Identity(*rows)
+
+    assert identity.describe_duplicates(known([0, 0, 1], [0, 2]), "x") == ""
+    told = identity.describe_duplicates(known([0, 0, 5, 1, 5, 5], [0, 5, 1]), "x")
+    assert "2 rows of train" in told and "2 rows of test" in told
+    assert "such as 3 and 8" in told  # of mark 1, the first
+    assert identity.common(known([], [0, 5, 6]), known([0, 6, 7], [])) == ["2"]
+    other = known([], [6])._replace(by_bytes=np.array(False))
+    assert not identity.common(other, known([6], []))
+
+
+@pytest.mark.parametrize("most", [5, 4])
+def test_the_files_of_all_splits_are_counted_together(tmp_path, monkeypatch, most):
+    monkeypatch.setattr(identity, "ROWS", most)
+    images(tmp_path / "set", [f"train/a/{i}.bmp" for i in range(3)])
+    images(tmp_path / "set", [f"test/a/{i}.bmp" for i in range(2)])
+    assert bool(known(tmp_path / "set").by_bytes) == (most == 5)

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import types
 
 import jax
 import numpy as np
@@ -82,6 +83,19 @@ def test_weights_are_split_by_name_and_the_rest_is_whole():
     kernel = places["block_0"]["mlp"]["fc1"]["kernel"]
     assert kernel.shard_shape((8, 32)) == (8, 16)
     assert places["norm"]["scale"].shard_shape((8,)) == (8,)
+    halves = {  # path -> the axis that is split
+        **{f"attention/{x}/kernel": 1 for x in ("query", "key", "value")},
+        **{f"attention/{x}/bias": 0 for x in ("query", "key", "value")},
+        **{f"mlp/{x}/kernel": 1 for x in ("fc1", "gate", "up")},
+        **{f"mlp/{x}/bias": 0 for x in ("fc1", "gate", "up")},
+        **{f"{x}/kernel": 0 for x in ("attention/out", "mlp/fc2", "mlp/down")},
+        **dict.fromkeys(("mlp/fc2/bias", "attention/out/bias", "patch/kernel")),
+    }
+    for name, axis in halves.items():
+        leaf = np.zeros((8, 8)[: 2 if name.endswith("kernel") else 1])
+        place = sharding.placement({"a": {name: leaf}}, mesh)["a"][name]
+        want = [4 if axis == i else 8 for i in range(leaf.ndim)]
+        assert list(place.shard_shape(leaf.shape)) == want, name
     whole = sharding.placement(tree, sharding.mesh(8))
     assert all(x.is_fully_replicated for x in jax.tree.leaves(whole))
 
@@ -132,3 +146,73 @@ def test_a_mesh_that_cannot_be_is_refused(changes, told, tmp_path):
     config = toy.config(**{**CHANGES, "devices": None, **changes})
     with pytest.raises(ValueError, match=told):
         build.build(config, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("platform", "capability", "multiplies", "cudnn"),
+    [
+        ("cpu", "", True, False),  # stands in for any chip
+        ("tpu", "", True, False),
+        ("cuda", "7.5", False, False),
+        ("cuda", "8.0", True, True),
+        ("rocm", "gfx90a", True, False),
+    ],
+)
+def test_what_a_chip_can_do(platform, capability, multiplies, cudnn):
+    chip = types.SimpleNamespace(platform=platform, compute_capability=capability)
+    calls = []
+    program = sharding.traced_once(lambda x: calls.append(sharding.platform()) or x)
+
+    def trace():
+        jax.eval_shape(lambda x: program(x), np.zeros(1))
+
+    with sharding.compile_target((chip,)):
+        assert sharding.multiplies_bfloat16() == multiplies
+        assert sharding.has_cudnn_attention() == cudnn
+        trace()
+    trace()  # for this machine anew, and once
+    trace()
+    names = {"cuda": "gpu", "rocm": "gpu", "cpu": "any"}
+    assert calls == [names.get(platform, platform), "cpu"]
+    assert not sharding.multiplies_bfloat16() and not sharding.has_cudnn_attention()
+
+
+def test_processes_have_as_many_devices_each(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    devices = [types.SimpleNamespace(process_index=i // 3, id=i) for i in range(6)]
+    for count, want in ((2, [0, 3]), (4, [0, 1, 3, 4]), (6, [0, 1, 2, 3, 4, 5])):
+        chosen = sharding._share_devices(devices, count)
+        assert [device.id for device in chosen] == want
+    with pytest.raises(ValueError, match="config.devices=3: .*of 2.*devices=4"):
+        sharding._share_devices(devices, 3)
+
+
+def test_rows_are_shared_evenly_and_in_order():
+    mesh, rows = sharding.mesh(8), np.arange(48).reshape(3, 16)
+    with pytest.raises(ValueError, match="batch_size=12: .* 8 or 16;"):
+        sharding.check_batch(12, mesh)
+    for wrong in (0, 12):
+        with pytest.raises(ValueError, match=f"slots={wrong}"):
+            sharding.per_device("slots", wrong, mesh)
+    assert sharding.per_device("slots", 16, mesh) == 2
+    split = sharding.shard_rows(rows, mesh, axis=1)
+    shards = [np.asarray(x.data) for x in split.addressable_shards]
+    np.testing.assert_array_equal(np.concatenate(shards, axis=1), rows)
+    assert split.sharding.spec == jax.P(None, "data")
+
+    def first(x, y):  # of each device's rows
+        return jax.numpy.full_like(x, x[0, 0]) + y
+
+    columns = rows.T
+    with sharding.use_mesh(mesh):
+        found = jax.jit(lambda x: sharding.map_per_device(first, (x,), (1,)))(columns)
+        kept = jax.jit(sharding.shard_rows_in_jit)((columns, np.ones((12, 2))))
+        with sharding.on_host():
+            alike = jax.jit(lambda x: sharding.map_per_device(first, (x,), (1,)))(
+                columns
+            )
+    want = np.repeat(columns[::2, :1], 2, axis=0) + 1 + np.zeros((16, 3), int)
+    np.testing.assert_array_equal(found, want)
+    np.testing.assert_array_equal(alike, want)
+    assert kept[0].sharding.shard_shape((16, 3)) == (2, 3)
+    assert kept[1].is_fully_replicated

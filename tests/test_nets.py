@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import graph_sets, key_uses, twins
+from helpers import graph_sets, interpreted, key_uses, twins
 from jaxcl import estimate, sharding
 from jaxcl.data.stream import graph_arrays
 from jaxcl.methods import online
@@ -26,6 +26,26 @@ def variables(net, *args, seed=0, **kwargs):
 def train_apply(net, tree, x, groups=1):
     out, updated = net.apply(tree, x, train=True, groups=groups, mutable="batch_stats")
     return out, updated.get("batch_stats", {})
+
+
+# The same without a compiled program: where the equation is the subject.
+apply_plainly = interpreted.jit(
+    train_apply.__wrapped__, static_argnames=("net", "groups")
+)
+
+
+def drawn(net, x):
+    """Variables of a network that no program initialises, none of them 0 or 1."""
+    rng = np.random.default_rng(5)
+    shapes = jax.eval_shape(lambda: net.init(jax.random.key(0), x))
+    return randomised(
+        jax.tree.map(
+            lambda leaf: np.float32(
+                rng.normal(size=leaf.shape) / np.sqrt(leaf.size / leaf.shape[-1])
+            ),
+            shapes,
+        )
+    )
 
 
 def randomised(tree, seed=0):
@@ -342,8 +362,8 @@ def test_forward_equals_numpy(name):
     net = NETS[name]
     side = 16 if net.stem == "imagenet" else 8
     images = np.random.default_rng(7).normal(size=(3, side, side, 3)).astype("f4")
-    tree = randomised(variables(net, images))
-    got, stats = train_apply(net, tree, images)
+    tree = drawn(net, images)
+    got, stats = apply_plainly(tree=tree, x=images, net=net)
     want, want_stats = np_resnet(net, tree, images)
     assert got.shape == (3, net.num_features)
     np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-5)
@@ -401,11 +421,11 @@ def test_groups_reach_every_layer():
     net = resnet.ResNet((1, 1), width=2)
     images = np.random.default_rng(10).normal(size=(6, 8, 8, 3)).astype("f4")
     images[1::2] = 3 * images[1::2] + 1
-    tree = variables(net, images)
-    got, stats = train_apply(net, tree, images, groups=2)
-    first, between = train_apply(net, tree, images[0::2])
+    tree = drawn(net, images)
+    got, stats = apply_plainly(tree=tree, x=images, net=net, groups=2)
+    first, between = apply_plainly(tree=tree, x=images[0::2], net=net)
     then = {"params": tree["params"], "batch_stats": between}
-    second, want_stats = train_apply(net, then, images[1::2])
+    second, want_stats = apply_plainly(tree=then, x=images[1::2], net=net)
     np.testing.assert_allclose(got[0::2], first, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(got[1::2], second, rtol=1e-4, atol=1e-5)
     chex.assert_trees_all_close(stats, want_stats, rtol=1e-4, atol=1e-5)
@@ -437,8 +457,8 @@ def test_mlp_equals_numpy(batch_norm):
     net = mlp.MLP((5, 4, 3), batch_norm=batch_norm)
     x = np.random.default_rng(12).normal(size=(6, 7)).astype("f4")
     x[1::2] += 2.0
-    tree = randomised(variables(net, x))
-    got, _ = train_apply(net, tree, x, groups=2)
+    tree = drawn(net, x)
+    got, _ = apply_plainly(tree=tree, x=x, net=net, groups=2)
     y = np_hidden(x, tree, 2)
     y = y @ tree["params"]["linear3"]["kernel"] + tree["params"]["linear3"]["bias"]
     np.testing.assert_allclose(got, y, rtol=1e-4, atol=1e-5)

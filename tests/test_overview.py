@@ -1,5 +1,6 @@
 """A run says what it is before it begins: the numbers are those of the job."""
 
+import json
 import re
 import types
 
@@ -101,3 +102,21 @@ def test_the_tables_of_an_update_are_named_by_their_network():
     assert head.split()[:3] == ["after", "task", "2"]
     assert [float(x) for x in row.split()[1:]] == [25, 75, 50]
     assert result_file.latest_table(matrices, 0, title="before").startswith("before")
+    # Of many tasks the first and last are shown; the average is of all so far.
+    matrices = {"a": np.diag(np.arange(14.0)) / 100 + 0.1}
+    for task, count, cut in ((11, 12, False), (12, 12, True)):
+        head, row = result_file.latest_table(matrices, task).splitlines()
+        assert (head.count("task ") - 1, "..." in row) == (count, cut)
+        assert row.endswith(f"{10 + task / (task + 1):.1f}")
+
+
+@pytest.mark.parametrize(("first", "done"), [(None, False), (2, True), (3, False)])
+def test_a_run_is_complete_with_all_its_tasks_or_the_first(tmp_path, first, done):
+    assert not result_file.complete(tmp_path)
+    results = result_file.empty_results(4)
+    for task in range(2):
+        results = result_file.add_task(results, task, {"a": [0.5] * 4}, {}, 1.0)
+    result_file.write_results(tmp_path, results)
+    (tmp_path / "config.json").write_text(json.dumps({"first_tasks": first}))
+    assert result_file.complete(tmp_path) == done
+    assert result_file.count_finished(results) == 2

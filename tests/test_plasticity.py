@@ -144,29 +144,6 @@ def left(root):
     return str(root / "left")
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"seed": 1},
-        {"method.base": "simclr"},
-        {"epochs": 2},
-        {"batch_size": 24},
-        {"optimizer.lr": 0.2},
-        {"scale_lr": False},
-        {"precision": "bfloat16"},
-        {"augment.flip": 0.5},
-        {"encoder.width": 8},
-        {"scenario.num_tasks": 5},
-        {"data.validation": 0.1},
-        {"evaluators": {"knn": {"k": 6}}},
-    ],
-)
-def test_a_run_that_would_find_other_numbers_is_refused(left, changes, tmp_path):
-    with run_directories.untraced():
-        with pytest.raises(ValueError, match="plasticity_from.*differ"):
-            work_of(tmp_path, plasticity_from=left, **changes)
-
-
 def test_another_strategy_takes_the_numbers_of_a_run_that_has_them(left, tmp_path):
     with run_directories.untraced():
         work = work_of(tmp_path / "one", plasticity_from=left)

@@ -65,6 +65,9 @@ def test_resident_batches_are_the_schedule():
     assert [b["index"].tolist() for b in got] == [plan[i].tolist() for i in range(15)]
     assert [*got[0]] == ["index"] and got[0]["index"].dtype == np.int32
     check_equal(prefetch.batches(data, **PLAN, start=4), got[4:])
+    assert not [*prefetch.batches(data, **PLAN, start=15)]
+    with pytest.raises(ValueError, match="views=2.*crop"):
+        prefetch.batches(data, **PLAN, views=2)
     for start in (-1, 16):
         with pytest.raises(ValueError, match=f"start={start}"):
             prefetch.batches(data, **PLAN, start=start)
@@ -217,6 +220,11 @@ def test_center_crop_of_both_orientations(decoder):
     turned = image.transpose(1, 0, 2)
     np.testing.assert_array_equal(crop(turned), turned[4:10, 2:8])
     assert crop(image[:5, :7, :1]).shape == (6, 6, 1)
+    # Halves are rounded to even: of 2.5 and 3.5 rows the crop begins at 2 and 4.
+    for short, top in ((11, 2), (13, 4)):
+        crop = crops.CenterCrop(6, short, decoder=decoder)
+        square = np.arange(short**2, dtype=np.uint8).reshape(short, short, 1)
+        np.testing.assert_array_equal(crop(square), square[top:][:6, top : top + 6])
 
 
 def test_boxes_have_torchvisions_distribution():

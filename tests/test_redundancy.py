@@ -30,6 +30,16 @@ def test_the_most_redundant_rows_go(degrees, count, gone):
     np.testing.assert_array_equal(np.flatnonzero(got), gone)
 
 
+@pytest.mark.parametrize(("used", "gone"), [(4, [0, 2]), (3, [3, 4])])
+def test_rows_compete_if_twice_as_many_were_used_as_go(used, gone):
+    """Else the oldest go: here the last two."""
+    rows, filled = at(0, 5, 90, 94, 200, 0), np.arange(6) < 5
+    number = np.array([5, 4, 3, 2, 1, 0], np.int32)
+    used = np.arange(6) < used
+    found = redundancy.find_evicted(rows, used, number, filled, np.int32(2))
+    np.testing.assert_array_equal(np.flatnonzero(found), gone)
+
+
 def test_stored_vectors_move_half_of_the_way_after_their_first_use():
     old, new, used = at(0, 0), 5 * at(90, 90), jnp.array([True, False])
     moved = redundancy.move_vectors(old, new, used)

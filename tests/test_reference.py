@@ -1,14 +1,17 @@
 """What an update is compared with: the reference's answers, on which images."""
 
 import json
+import types
 
 import numpy as np
 import pytest
+from etils import epath
 
 from jaxcl.data.stream import identity
 from jaxcl.errors import Refused
 from jaxcl.run import updates
-from jaxcl.update import gate, references, verdict
+from jaxcl.update import check, gate, lineage, references, verdict
+from jaxcl.update import command as update_command
 from jaxcl.update import plan as update_plan
 
 
@@ -230,3 +233,148 @@ def test_how_many_images_it_takes_is_said_before(tmp_path, total):
     assert f"{needed:,}" in said and f"{total:,} judge" in said
     assert "undecided" in said
     assert update_plan.say_plan(work._replace(comparison=None)) == []
+
+
+def test_sections_are_those_of_the_run_and_accepted_updates(tmp_path, monkeypatch):
+    for number, accepted in ((1, True), (2, False), (3, True)):
+        make_update(tmp_path, number, accepted=accepted)
+    monkeypatch.setattr(
+        lineage, "read_run_config", lambda folder: {"data": epath.Path(folder).name}
+    )
+    found = check._list_sections(str(tmp_path), "now")
+    assert found == [tmp_path.name, "0001", "0003"]
+
+
+@pytest.mark.parametrize("common", [49, 50])
+def test_a_check_compares_answers_on_the_images_of_the_reference(
+    tmp_path, monkeypatch, common
+):
+    """From 50 images in common on; else the reference's own accuracy is compared."""
+    judge, old = (
+        make_judge(range(100)),
+        make_judge([*range(99 - common, 99)][::-1] + [200, 201]),
+    )
+    right = np.arange(100) % 3 > 0
+    was = np.array([int(name[:-4]) % 5 > 0 for name in old.names])
+    write_reference(tmp_path, old)
+    for module, name, value in (
+        (check.own_images, "make_section", {}),
+        (check.own_images, "read_images", None),
+        (check.transfer_config, "make_config", {"data": {}}),
+        (check.build, "build", None),
+        (check.transfer_config, "add_checkpoint", {}),
+        (check.transfer, "run_transfer", None),
+        (check.identity, "identify", None),
+        (references, "describe_images", judge),
+        (references, "read_answers", {"knn": right}), (references, "is_there", True),
+        (references, "read_reference", references.Reference("gone", old, {"knn": was})),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, lambda *given, value=value, **options: value)
+    asked = []
+    decide = lambda *given: asked.append(given) or gate.UNDECIDED  # noqa: E731
+    monkeypatch.setattr(gate, "decide", decide)
+    found = check._check_accuracy(str(tmp_path), "now", "", {}, tmp_path, 0.02, 0.95)
+    if common == 50:
+        rows = range(49, 99)
+        first, now = (np.array([x % n > 0 for x in rows]) for n in (5, 3))
+        assert found["images"] == 50 and "accuracy_before" not in found
+        assert (found["lost"], found["gained"]) == (
+            (first & ~now).sum(),
+            (~first & now).sum(),
+        )
+        loss = (first.sum() - now.sum()) / 50
+        assert found["loss"] == pytest.approx(loss) and found["alarm"] == (loss > 0.02)
+        pairs = gate.count_pairs(first, now)
+        assert asked == [(pairs, 0.02, *[pytest.approx(0.025)] * 2)]
+    else:
+        assert found["images"] == 100 and found["accuracy_before"] == was.mean()
+        assert found["lost"] == found["gained"] == 0
+
+
+def test_images_that_cannot_be_read_are_known_by_their_names():
+    judge = make_judge([1, 2, 3])._replace(marks=np.uint64([8, 0, 0]))
+    other = judge._replace(names=np.array([b"x", b"3.png", b"2.png"]))
+    rows, at = references.match_images(
+        judge, other._replace(classes=judge.classes[[0, 2, 1]])
+    )
+    np.testing.assert_array_equal((rows, at), [[0, 1, 2], [0, 2, 1]])
+    share = references.find_choosing(make_judge(range(3000))).mean()
+    assert 0.3 < share < 0.37  # a third
+
+
+@pytest.mark.parametrize("count", [49, 50])
+def test_fifty_images_in_common_decide(tmp_path, count):
+    make_update(tmp_path, 1, outcome=gate.ACCEPTED, matrices={"a": {"changed": 0.001}})
+    write_reference(tmp_path, make_judge(range(200)))
+    judge = make_judge(range(200 - count, 300))
+    if count == 50:
+        found = make_plan(tmp_path, judge)
+        assert len(found.rows) == 50 and found.change == 1 / 50  # one image at least
+    else:
+        with pytest.raises(Refused, match=" 49 are in common"):
+            make_plan(tmp_path, judge)
+
+
+def test_matrices_share_the_error_of_an_alarm(tmp_path, monkeypatch):
+    """One of three has no answers before; without an error nothing is decided."""
+    plan = make_plan(tmp_path, make_judge(range(40)))
+    right, asked = np.arange(40) % 2 > 0, []
+    monkeypatch.setattr(
+        gate, "decide", lambda *given: asked.append(given[1:]) or "word"
+    )
+    after = {"a": right, "b": ~right, "c": right}
+    before = {"a": right, "b": right}
+    found = references.compare_answers(plan, before, after, after | before, 0.1, 0.95)
+    assert asked == [(0.1, plan.share.error, plan.share.alarm / 3)] * 2
+    assert {name: one["changed"] for name, one in found["matrices"].items()} == {
+        "a": 0,
+        "b": 1,
+    }
+    most = gate.bound_loss(gate.Pairs(40, 20, 20), plan.share.error)
+    assert found["matrices"]["b"]["most"] == most
+    for limit, share in ((None, plan.share), (0.1, plan.share._replace(error=0.0))):
+        silent = plan._replace(share=share)
+        found = references.compare_answers(silent, before, after, after, limit, 0.95)
+        assert all("verdict" not in one for one in found["matrices"].values())
+
+
+def test_classes_without_a_judging_image_are_named(tmp_path):
+    plan = make_plan(tmp_path, make_judge(range(9)))
+    work = types.SimpleNamespace(
+        comparison=plan._replace(rows=np.array([0, 1, 3, 4])),
+        limits=update_plan.Limits(),
+    )
+    assert update_plan._list_unlabelled(work.comparison) == ["2"]
+    assert " 2 " in update_plan.say_plan(work)[0]
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+@pytest.mark.parametrize("known", [True, False])
+def test_an_update_becomes_the_reference_if_it_is_accepted(
+    tmp_path, monkeypatch, known, accepted
+):
+    judge, old, new = make_judge(range(4)), np.arange(4) > 1, np.arange(4) > 0
+    plan = make_plan(tmp_path, judge)
+    if known:
+        plan = plan._replace(reference=references.Reference("gone", judge, {"a": old}))
+    work = types.SimpleNamespace(
+        comparison=plan, workdir=tmp_path / "updates" / "0001", becomes_reference=True,
+        limits=update_plan.Limits(), run=str(tmp_path),
+    )  # fmt: skip
+    monkeypatch.setattr(references, "read_answers", lambda folder: {folder.name: new})
+    report = {
+        "accepted": accepted,
+        "gate": {"matrices": {"a": {"verdict": gate.HARMLESS}}},
+    }
+    update_command._close_comparison(work, report, {"a": old})
+    path = references.find_file(str(tmp_path))
+    if not accepted and known:
+        assert path is None
+        return
+    kept = references.read_reference(path)
+    ((name, right),) = kept.right.items()
+    run, want = (
+        (str(work.workdir), ("after", new)) if accepted else (plan.run, ("a", old))
+    )
+    assert (kept.run, name) == (run, want[0])
+    np.testing.assert_array_equal(right, want[1])

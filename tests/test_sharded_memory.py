@@ -134,6 +134,19 @@ def test_each_device_has_a_buffer_of_its_own(policy):
         jax.tree.map(np.testing.assert_array_equal, own, (same, kept, trace))
 
 
+def test_each_device_needs_as_many_slots_as_the_policy():
+    with sharding.use_mesh(sharding.mesh(8)):
+        policy = sharded.find_policy(replay("ring"))
+        assert policy.least(3, 2) == 8 * 3
+        memory = sharded.create({"x": jnp.zeros(2)}, replay(capacity=16))
+        key = jax.random.key(0)
+        drawn = jax.eval_shape(lambda: sharded.sample(memory, key, 16))
+        assert drawn[1].shape == (16,)
+        for wrong in (12, 24):
+            with pytest.raises(ValueError, match=f"k={wrong}"):
+                sharded.sample(memory, key, wrong)
+
+
 def test_each_device_draws_by_a_key_of_its_own():
     """Where rows come to a full memory, and which rows are drawn."""
     asked, numbers = replay(capacity=16), jnp.arange(16)

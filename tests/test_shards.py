@@ -79,6 +79,19 @@ def test_shards_are_full_and_equal_sets_have_equal_bytes(folder, tmp_path):
         one, two = ((tmp_path / name / file).read_bytes() for name in "ab")
         assert one == two or file == shard_files.INDEX  # a .npz has the time
     check_equal(by_name.load("shards", path=str(tmp_path / "b")).train, data.train)
+    # A scan of the shards finds what the index says, in another order.
+    index = shard_files.scan_shards(str(tmp_path / "a"))
+    kept = shard_files._read_index(str(tmp_path / "a" / shard_files.INDEX))
+
+    def told(index):
+        others = [getattr(index, x) for x in shard_files._COLUMNS if x != "shard"]
+        files = index.shards[index.shard], index.sizes[index.shard]
+        return sorted(zip(*(x.tolist() for x in (*files, *others)), strict=True))
+
+    assert told(index) == told(kept)
+    sizes = np.bincount(kept.shard, kept.length)
+    last = [kept.length[kept.shard == n][-1] for n in range(len(sizes))]
+    assert (sizes - last < 600).all()
     with tarfile.open(tmp_path / "a" / files[-1]) as tar:
         members = [name.partition(".")[2] for name in tar.getnames()]
     assert members[1::2] == ["cls"] * (len(members) // 2)

@@ -59,6 +59,16 @@ def test_validation_is_stratified_seeded_and_apart_from_test():
         np.testing.assert_array_equal(part.label, label[part.images.ravel()])
         np.testing.assert_array_equal(part.domain, domain[part.images.ravel()])
 
+    # A class of a domain is drawn from alone; rows without a label judge nothing.
+    alone = cuts.take_rows(stream.Examples(label, domain, ids), np.flatnonzero(domain))
+    there = cuts.split_validation(alone, 0.2, seed=3)[1].images.ravel()
+    assert there.tolist() == held.images[held.domain == 1].ravel().tolist()
+    mask = cuts.draw_mask(stream.Examples(0 * label, domain, ids), 0.5, [3])
+    assert (mask[domain == 0][:16] != mask[domain == 1]).any()  # draws of their own
+    few = stream.Examples(np.where(label > 0, -1, label), 0 * domain, ids)
+    drawn = cuts.draw_test("x", ("a",), few, 0.5, 0)
+    assert len(drawn.test.label) == 10 and (drawn.test.label == 0).all()
+
     def draw(seed):
         return cuts.split_validation(stream.Examples(label, domain, ids), 0.2, seed)[
             1
@@ -339,6 +349,9 @@ def test_mean_and_deviation_are_of_train_images_alone(tmp_path):
     convert.write_arrays(data, tmp_path / "out")
     meta = json.loads((tmp_path / "out" / "meta.json").read_text())
     assert meta["mean"] == meta["std"] == [0, 0, 0]
+    many = random_images(12)
+    moments = many.mean(axis=(0, 1, 2)) / 255, many.std(axis=(0, 1, 2)) / 255
+    np.testing.assert_allclose(convert.mean_std(many), moments)
 
 
 def test_convert_then_arrays(tmp_path):

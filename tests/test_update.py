@@ -23,7 +23,7 @@ from jaxcl.errors import Refused
 from jaxcl.index import canary, drift, kit, maps
 from jaxcl.index import ways as ways_lib
 from jaxcl.run import checkpoint, finish, job, result_file, transfer, updates
-from jaxcl.update import average, gate, lineage, references
+from jaxcl.update import average, gate, lineage, references, served
 from jaxcl.update import command as update_command
 from jaxcl.update import plan as update_plan
 from jaxcl.update import verdict as update_verdict
@@ -870,3 +870,119 @@ def test_without_an_accuracy_no_limit_is_kept(matrices, tmp_path, monkeypatch):
     with pytest.raises(Refused, match="--test"):
         measure("judging", lambda: False)
     assert update_command.measure_accuracies(work, None, "before", None) == {}
+
+
+def test_accuracies_at_their_limits():
+    """What is allowed may be lost; that of the reference counts, if there is one."""
+
+    def broken(change, reference=None, word=None, **limits):
+        report = {
+            "accuracy": {"a": {"before": 0.5, "after": 0.5 + change, "change": change}}
+        }
+        if reference is not None:
+            pairs = {"reference": {"loss": reference}, "verdict": word}
+            report["gate"] = {"matrices": {"a": pairs}}
+        limits = update_plan.Limits(**{"accuracy_drop": 0.25} | limits)
+        return len(update_verdict.list_broken_accuracy(report, limits))
+
+    assert [broken(-0.25), broken(-0.3), broken(0.2)] == [0, 1, 0]
+    assert [broken(-0.3, 0.25), broken(0.0, 0.26)] == [0, 1]
+    careful = {"undecided": "keep the old", "word": gate.UNDECIDED}
+    assert [broken(0, 0.25, **careful), broken(0, 0.26, **careful)] == [1, 1]
+    assert broken(0, 0.25, **careful | {"word": gate.HARMLESS}) == 0
+    assert [broken(0, accuracy=0.5), broken(0, accuracy=0.501)] == [0, 1]
+
+
+def test_a_plan_says_all_that_is_asked_and_how_it_is_compared(run, monkeypatch):
+    compared = {}
+    monkeypatch.setattr(
+        references, "plan_comparison", lambda *given, **named: compared.update(named)
+    )
+    careful = {"limits.undecided": "keep the old"}
+    changes = {"neighbours": 7, "rows": 150, "index": 0.8, "average": "auto"}
+    work = plan(run, **changes, **careful, **{"limits.confidence": 0.9})
+    assert {name: work.asked[name] for name in changes} == changes
+    assert work.asked["limits"]["confidence"] == 0.9
+    assert work.asked["limits"]["undecided"] == "keep the old"
+    assert compared == {"budget": pytest.approx(0.1), "on_trust": False} | {
+        "chooses": True,
+        "named": None,
+    }
+    rows = np.sort(np.random.default_rng(0).permutation(1438)[:150])
+    np.testing.assert_array_equal(work.sample[0], rows)
+    fixed = {"evaluators": {}, "first_tasks": None, "start": str(run / "run")}
+    assert {name: work.config[name] for name in fixed} == fixed
+    assert work.config["scenario"]["num_tasks"] == 6
+    work = plan(run, **careful, **{"limits.accuracy_drop": None})
+    assert compared["on_trust"] and not compared["chooses"]
+    assert compared["budget"] == pytest.approx(0.05)
+    # Options that older updates do not have are left out where they are the default.
+    assert {*work.asked["limits"]} == {*vars(update_plan.Limits())} - {"confidence"}
+    for neighbours, fits in ((99, True), (100, False)):
+        if fits:
+            plan(run, rows=200, neighbours=neighbours, test=False)
+        else:
+            with pytest.raises(ValueError, match="config.rows=200"):
+                plan(run, rows=200, neighbours=neighbours, test=False)
+
+
+def test_a_batch_shrinks_where_images_do_not_fill_it(capsys):
+    config = {"batch_size": 48}
+    assert update_plan._shrink_batch(config, 48) == config
+    assert update_plan._shrink_batch(config, 47)["batch_size"] < 48
+    assert "47" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("good", "share"), [(0.75, 0.75), (1.0, 1.0), (0.0, 0.25)])
+def test_the_largest_share_that_keeps_the_limits_is_chosen(monkeypatch, good, share):
+    state = types.SimpleNamespace(
+        params={}, stats={}, replace=lambda **options: options
+    )
+    made = types.SimpleNamespace(state=state, source={"path": "p"})
+    made._replace = lambda **options: options
+    monkeypatch.setattr(update_command, "_prepare_evaluation", lambda *given: made)
+
+    def measure(work, evaluation, name, stop):
+        if name == "before":
+            return {"a": 0.5}
+        assert evaluation["source"] == {"path": "p", "average": float(name[8:])}
+        assert float(evaluation["state"]["params"]["encoder"]["x"]) == float(name[8:])
+        return {"a": 0.48 if float(name[8:]) <= good else 0.47}
+
+    monkeypatch.setattr(update_command, "_measure_choice", measure)
+    monkeypatch.setattr(update_command.jax, "device_put", lambda x, places: x)
+    options = types.SimpleNamespace(average="auto")
+    work = types.SimpleNamespace(
+        options=options, limits=update_plan.Limits(accuracy_drop=0.0201), parent="p",
+        select=None, test={}, workdir="w",
+    )  # fmt: skip
+    found = update_command._choose_share(work, lambda x: ({"x": x}, {}), None)
+    shares = [x for x in (1.0, 0.75, 0.5, 0.25) if x >= share]
+    assert found["share"] == share and [*found["tried"]] == [str(x) for x in shares]
+    options.average = 0.5
+    assert update_command._choose_share(work, None, None) == {"share": 0.5}
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+def test_what_is_rolled_back_leaves_no_encoder(tmp_path, accepted):
+    (tmp_path / "checkpoints").mkdir()
+    found = lineage.write_report(tmp_path, {"accepted": accepted}, b"a map")
+    assert json.loads((tmp_path / "update.json").read_text()) == found
+    assert found == {"accepted": accepted, "run": str(tmp_path)}
+    for path in (tmp_path / "checkpoints", tmp_path / maps.FILE):
+        assert path.exists() == accepted
+    recipe = lineage.make_recipe({"encoder": {"name": "resnet18"}})
+    assert recipe["tuning"] is None and recipe["batch_size"] == 256
+
+
+def test_ids_of_images_are_their_paths_within_the_set(tmp_path):
+    names = [f"{tmp_path}/a/1.png", "/elsewhere/2.png", f"{tmp_path}/3.png"]
+    reader = types.SimpleNamespace(name=names.__getitem__)
+    section = {"path": str(tmp_path)}
+    found = served.list_ids(
+        types.SimpleNamespace(reader=reader), np.array([2, 0, 1]), section
+    )
+    assert found == ["3.png", "a/1.png", "/elsewhere/2.png"]
+    assert served.list_ids(
+        types.SimpleNamespace(reader=None), np.array([2]), section
+    ) == ["2"]
