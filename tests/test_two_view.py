@@ -975,6 +975,11 @@ def test_a_fresh_state_holds_the_equations_start():
         chex.assert_trees_all_equal(own, stats)
     held = fresh("simclr-der").extra.strategy
     assert not held.filled.any() and held.seen == 0
+    for trained in (False, True):  # the encoder came with weights
+        asked = types.SimpleNamespace(starts_pretrained=trained)
+        asked, own = types.SimpleNamespace(parts=asked), {"encoder": jnp.ones(2)}
+        anchor = l2_sp.make().init_state(asked, None, own, None)
+        assert bool(anchor.trained) == trained
     blank = importance.create(fresh("simclr-ewc").params)
     chex.assert_trees_all_equal(fresh("simclr-ewc").extra.strategy, blank)
 
