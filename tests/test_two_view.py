@@ -11,6 +11,7 @@ import functools
 import types
 
 import chex
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -941,6 +942,35 @@ def test_stored_images_move_statistics_once_there_are_any(stored):
     assert passed[0] != key
 
 
+class Dropping(nn.Module):
+    """An encoder that would drop branches, and notes the rows that it is asked for."""
+
+    drop_path: float = 0.5
+    dtype: object = jnp.float32
+
+    @nn.compact
+    def __call__(self, x, *, train, groups=1, key=None):
+        asked.append((len(x), key is not None))
+        return nn.Dense(5)(x.reshape(len(x), -1))
+
+
+asked: list = []  # (rows, whether it drops) of each pass
+
+
+def test_the_network_that_learns_drops_branches_in_each_of_its_passes():
+    """Of views, of local crops and of stored images; the slow network drops none."""
+    components = parts(local=lambda key, images: local_of(images)[:, :1])
+    options = taken("dino", "der", OPTIONS) | {"memory_size": 3}
+    method = two_view.make(
+        components._replace(encoder=Dropping()), base="dino", strategy="der", **options
+    )
+    state = jax.eval_shape(method.init, jax.random.key(0), batch(0))
+    asked.clear()
+    jax.eval_shape(method.step, state, batch(0))
+    want = {(2 * B, True), (2 * B, False), (B, True), (3, True)}
+    assert {*asked} == want
+
+
 def same(one, other) -> bool:
     pairs = zip(*map(jax.tree.leaves, (one, other)), strict=True)
     return all(np.array_equal(a, b) for a, b in pairs)
@@ -976,9 +1006,9 @@ def test_a_fresh_state_holds_the_equations_start():
     held = fresh("simclr-der").extra.strategy
     assert not held.filled.any() and held.seen == 0
     for trained in (False, True):  # the encoder came with weights
-        asked = types.SimpleNamespace(starts_pretrained=trained)
-        asked, own = types.SimpleNamespace(parts=asked), {"encoder": jnp.ones(2)}
-        anchor = l2_sp.make().init_state(asked, None, own, None)
+        components = types.SimpleNamespace(starts_pretrained=trained)
+        setup, own = types.SimpleNamespace(parts=components), {"encoder": jnp.ones(2)}
+        anchor = l2_sp.make().init_state(setup, None, own, None)
         assert bool(anchor.trained) == trained
     blank = importance.create(fresh("simclr-ewc").params)
     chex.assert_trees_all_equal(fresh("simclr-ewc").extra.strategy, blank)
