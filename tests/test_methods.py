@@ -655,7 +655,7 @@ REPEATED = {
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name in DRAWING])
 def test_no_two_draws_share_a_key(name, tmp_path):
-    """Of a step, of its updates on one batch, of the step after it; and of the start."""
+    """Of a step, of its updates on one batch, of the step after it; of the start."""
     changes = CHEAP | METHODS[name].changes
     if "augment.local" in changes or name == "byol-der":  # passes of other images
         changes["encoder"] = TRANSFORMER | {"drop_path": 0.2, "layers": 3}
