@@ -21,7 +21,7 @@ def started(method):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"alpha": 0.7}, {"beta": 0.5}, {"beta": 0.4, "ace": True}, {"ace": True}],
+    [{}, {"beta": 0.5}, {"alpha": 0.7, "beta": 0.4, "ace": True}, {"ace": True}],
     ids=str,
 )
 def test_a_step_is_the_equation(options):

@@ -655,7 +655,7 @@ REPEATED = {
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name in DRAWING])
 def test_no_two_draws_share_a_key(name, tmp_path):
-    """Of a step, of its updates on one batch, and of the step after it."""
+    """Of a step, of its updates on one batch, of the step after it; of the start."""
     changes = CHEAP | METHODS[name].changes
     if "augment.local" in changes or name == "byol-der":  # passes of other images
         changes["encoder"] = TRANSFORMER | {"drop_path": 0.2, "layers": 3}
@@ -672,6 +672,8 @@ def test_no_two_draws_share_a_key(name, tmp_path):
         f"{name}: {shared} random draws of a step have a key that another one has. "
         "Split the step's key once, and give each use its own part"
     )
+    start = key_uses.of_start(work.method, job.shapes(work.method, work.data)[1])
+    assert not key_uses.shared(start), f"{name}: two draws of `init` share a key"
     one, other = ({key for key, kind in uses if kind == "draw"} for uses in steps)
     assert not one & other, (
         f"{name}: two steps draw by the same key. Randomness of a step comes from "

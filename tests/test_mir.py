@@ -29,7 +29,6 @@ def raised(params, new, label, old, old_label, *, virtual="network", lr=tiny.LR)
 # options of config.replay; what is not to be replayed is at the end.
 CASES = {
     "past": (3, {"candidates": 8}, OLD, 8, 3, {}),
-    "still": (3, {"candidates": 8, "moves_statistics": False}, OLD, 8, 3, {}),
     "all_head": (
         2,
         {"candidates": 10, "replay_from": "all", "virtual": "head"},
@@ -38,9 +37,9 @@ CASES = {
         4,
         {},
     ),
-    "other_classes_augmented": (
+    "other_classes_augmented_still": (
         5,
-        {"candidates": 8, "replay_from": "other_classes"},
+        {"candidates": 8, "replay_from": "other_classes", "moves_statistics": False},
         OLD,
         8,
         3,

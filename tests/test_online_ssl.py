@@ -32,6 +32,7 @@ from jaxcl import core, optim
 from jaxcl.memory import buffer, policies
 from jaxcl.methods import online_ssl
 from jaxcl.methods.two_view import bases, records, stream
+from jaxcl.methods.two_view import step as two_view_step
 from jaxcl.run import job, train
 
 # Rows of a batch, replayed ones (no multiple), of the memory, of a queue bank; features
@@ -195,7 +196,8 @@ class Twin:
         now = self.copied(self.stats)
         self.teacher_stats = mean_of(self.teacher_stats, now, keep)
 
-    def update(self, incoming, key):
+    def add_rows(self, incoming, key):
+        """Views of the incoming and the replayed rows, slots, and share of the rows."""
         size, active = self.size, self.filled.sum() > self.drawn
         views = twins.views_of(np.float64(incoming["image"]))
         replayed = None
@@ -222,6 +224,11 @@ class Twin:
                 replayed = np.stack([views[i % B] for i in range(R)])
             views = np.concatenate([replayed, views])
             share = R / (R + B) if active else 0.0
+        return views, slots, share
+
+    def update(self, incoming, key):
+        size, active = self.size, self.filled.sum() > self.drawn
+        views, slots, share = self.add_rows(incoming, key)
         images = views.reshape(2 * len(views), -1)
         run = functools.partial(dense_net.apply, groups=2)
         fixed = {}
@@ -286,8 +293,8 @@ class Twin:
 
         return {"z": rows} | outputs, self.stats | stats | more, backward
 
-    def differentiated(self, outputs, fixed, active):
-        """The loss, its terms, and the slopes of the outputs by differences."""
+    def losses(self, outputs, fixed, active):
+        """A function of the arrays of `outputs`: the loss, and its terms."""
         names = two_view_losses.Options._fields
         given = {n: v for n, v in self.options.items() if n in names}
         options = two_view_losses.Options(**given)
@@ -329,6 +336,11 @@ class Twin:
                 "replay_loss": alone(past, options) if active and self.size else 0.0,
             }
 
+        return terms
+
+    def differentiated(self, outputs, fixed, active):
+        """The loss, its terms, and the slopes of the outputs by differences."""
+        terms = self.losses(outputs, fixed, active)
         arrays = list(outputs.values())
         slopes = {
             name: twins.central_difference(lambda *a: terms(*a)[0], arrays, i)
@@ -344,6 +356,9 @@ class Twin:
             self.slow = mean_of(self.slow, self.copied(self.params), SLOW)
         if self.taught and not self.snapshot:
             self.follow(TAU)
+        self.enqueue(fixed, active)
+
+    def enqueue(self, fixed, active):
         if self.spec.queue_size:
             first = 0 if active else self.size
             for queue, name in zip(self.queues, "kf", strict=True):
@@ -442,12 +457,132 @@ class Twin:
         if self.spec.queue_size:
             assert int(extra.base.pointer) == self.pointer
         if self.remembers:
-            assert set(extra.memory.items) == set(self.items)
-            np.testing.assert_array_equal(extra.memory.filled, self.filled)
-            for name, held in self.items.items():
-                assert extra.memory.items[name].dtype != np.float64
-                close(np.asarray(extra.memory.items[name], held.dtype), held)
-            assert int(extra.memory.seen) == self.number * B
+            self.compare_memory(extra.memory, close)
+
+    def compare_memory(self, memory, close):
+        assert set(memory.items) == set(self.items)
+        np.testing.assert_array_equal(memory.filled, self.filled)
+        for name, held in self.items.items():
+            assert memory.items[name].dtype != np.float64
+            close(np.asarray(memory.items[name], held.dtype), held)
+        assert int(memory.seen) == self.number * B
+
+
+def under_way(name):
+    """A state of random numbers, of five batches that left the memory full."""
+    rng = np.random.default_rng(5)
+    blank = jax.eval_shape(make(name).init, jax.random.key(7), batch(0))
+    state = jax.tree.map(
+        lambda x: (
+            jax.random.key(7)
+            if x.dtype == blank.key.dtype
+            else jnp.asarray(rng.uniform(0.1, 0.9, x.shape).astype(x.dtype))
+        ),
+        blank,
+    )
+    memory = state.extra.memory
+    drawn = {
+        "image": rng.integers(0, 256, (M, SIDE, SIDE, 1)),
+        "feature": twins.unit(rng.normal(size=(M, D))),
+        "projection": rng.normal(size=(M, D)),
+        "used": rng.random(M) < 0.5,
+        "number": rng.permutation(5 * B)[:M],
+        "loss": rng.uniform(-1, 1, M),
+        "draws": rng.integers(1, 5, M),
+        "score": rng.uniform(0, 2, M),
+    }
+    items = {
+        n: jnp.asarray(drawn.get(n, np.zeros(M)), x.dtype)
+        for n, x in memory.items.items()
+    }
+    memory = buffer.Buffer(items, jnp.ones(M, bool), jnp.int32(5 * B))
+    queues = {
+        name: queue._replace(rows=core.l2_normalize(queue.rows))
+        for name in ("base", "strategy")
+        if (queue := getattr(state.extra, name)) is not None
+    }
+    extra = state.extra._replace(memory=memory, **queues)
+    return state.replace(step=jnp.int32(5), extra=extra)
+
+
+REMEMBERING = [name for name in CASES if "remembers" not in CASES[name][3]]
+FROM_TWO_ROWS = ["mocov2plus-pnr", "simclr-lump", "byol-der", "simsiam-gss"]
+
+
+@pytest.mark.parametrize(
+    ("name", "full"),
+    [*((name, True) for name in REMEMBERING), *((n, False) for n in FROM_TWO_ROWS)],
+)
+def test_an_update_reads_and_writes_the_memory_by_the_equations(name, full):
+    """Rows that are added, losses, queues and items, of networks' outputs at random."""
+    state, setup, rng = (
+        under_way(name),
+        make(name).step.args[0],
+        np.random.default_rng(6),
+    )
+    memory = state.extra.memory
+    if not full:
+        memory = memory._replace(filled=jnp.arange(M) < 2, seen=jnp.int32(0))
+        extra = state.extra._replace(memory=memory)
+        state = state.replace(step=jnp.int32(0), extra=extra)
+    twin = Twin(name, state)
+    twin.number, twin.filled = 5 * full, np.array(memory.filled)
+    twin.items = {n: np.array(x) for n, x in memory.items.items()}
+    twin.read(state)
+    incoming, (keys,) = batch(5), stream.split_keys(jax.random.key(3), 1)
+    key = keys.step
+    count = len(twin.add_rows(incoming, key)[0])
+    names = "zo" if "predictor" in twin.heads else "z"
+    outputs = {n: rng.normal(size=(2 * count, D)) for n in names}
+    if "distiller" in twin.heads:
+        outputs["p"] = rng.normal(size=(2 * (count if twin.every else R), D))
+    letters = "k" * bool(twin.spec.momentum) + "f" * twin.taught
+    fixed = {n: rng.normal(size=(count, 2, D)) for n in letters}
+
+    def ours(state, outputs, fixed):
+        reading = records.Reading(twins.views_of(incoming["image"]))
+        reading = stream.add_rows(setup, state.extra.memory, keys, reading)
+        rows = {n: x.reshape(-1, 2, D) for n, x in outputs.items()} | fixed
+        rows |= reading.features | {"state": state.extra.base}
+        queue = state.extra.strategy
+        if queue is not None:
+            rows["frozen_queue"] = queue.rows
+        x = records.Features(**{"label": None} | rows)
+        losses, which = stream.list_losses(setup, reading)
+        loss = losses[0](x)
+        if which is not None:
+            loss = jax.tree.map(lambda *x: jnp.where(which, *x), loss, losses[1](x))
+        extra = two_view_step._update_states(setup, state.extra, x, reading, True)
+        state, metrics, stats = stream.finish_update(
+            setup, state.replace(extra=extra), loss[1], x, reading
+        )
+        state = stream.store_batch(
+            setup, state, incoming, stats, state.step, keys.write
+        )
+        return state.extra, reading.views, loss[0], metrics
+
+    extra, views, value, metrics = interpreted.jit(ours)(
+        state, *jax.tree.map(jnp.float32, (outputs, fixed))
+    )
+    want, slots, share = twin.add_rows(incoming, key)
+    if "projection" in twin.items and full:
+        fixed["stored"] = np.float64(twin.items["projection"][slots])
+    total, terms = twin.losses(outputs, fixed, full)(*outputs.values())
+    pair_losses = twin.pair_losses(outputs, fixed)
+    scores = twin.scores(outputs, fixed, full)
+    z = outputs["z"].reshape(-1, 2, D)
+    if twin.size and full:
+        twin.refresh(slots, z[:R], pair_losses[:R])
+    twin.enqueue(fixed, full)
+    size = twin.size
+    twin.store(incoming, z[size:], pair_losses[size:], scores[size:], keys.write)
+    twin.number += 1
+    close = functools.partial(chex.assert_trees_all_close, rtol=1e-4, atol=1e-5)
+    close(views, want)
+    close((value, metrics), (total, terms | {"replayed": share}))
+    queues = [None if x is None else x.rows for x in (extra.base, extra.strategy)]
+    close(queues, twin.queues)
+    twin.compare_memory(extra.memory, close)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -11,6 +11,7 @@ import functools
 import types
 
 import chex
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -42,7 +43,7 @@ OPTIONS = dense_net.OPTIONS | {
     "target_start": 0.2,
     "target_warmup": 0.5,
     "centre_momentum": 0.8,
-    "prototypes_held": 0.3,
+    "prototypes_held": 0.5,
     "normality": 0.3,
     "slices": 6,
     "mix": 0.6,
@@ -50,6 +51,11 @@ OPTIONS = dense_net.OPTIONS | {
     "alpha": 0.8,
     "rows": IMAGES,
     "smoothing": 0.3,
+    "cosine": 0.7,
+    "smooth_l1": 0.4,
+    "base_weight": 0.3,
+    "head_layers": 1,
+    "head_dim": 4,
 }
 EWC = {"weight": 4.0}  # some parameters are held stiffly with it, others are not
 COPIED = ("encoder", "projector")
@@ -60,7 +66,7 @@ PAIRS = [
     for base in bases.BASES
     for strategy in strategies.STRATEGIES
     if strategy in (bases.make_base(base).strategies or strategies.STRATEGIES)
-    and strategy != "distil"  # see test_distil.py
+    and (strategy != "distil" or base == "simclr")  # of it alone see test_distil.py
     and (strategy not in ALIKE or base in TWO)
 ]
 CASES = {f"{base}-{strategy}": (base, strategy, {}) for base, strategy in PAIRS} | {
@@ -83,18 +89,18 @@ CASES = {f"{base}-{strategy}": (base, strategy, {}) for base, strategy in PAIRS}
     "mocov2plus-pnr-heads": ("mocov2plus", "pnr", {"head_steps": 2}),
     # The last step of a task counts, however small the share.
     "simclr-ewc-last": ("simclr", "ewc", {"fisher_share": 0.01}),
-    # Local crops, and DINO's other targets.
-    "dino-less_forget-local": ("dino", "less_forget", {}),
-    "lejepa-finetune-local": ("lejepa", "finetune", {}),
-    "swav-finetune-local": ("swav", "finetune", {}),
     "dino-finetune-sinkhorn": ("dino", "finetune", {"balance": "sinkhorn"}),
 }
+# With local crops; with an encoder that was trained before, the first teacher.
+LOCAL = {"dino-pnr", "lejepa-pnr", "swav-pnr"}
+PRETRAINED = {"mocov2plus-less_forget", "supcon-pnr-others"}
 # Every strategy on one base and every base under PNR run every time.
 QUICK = {f"mocov2plus-{strategy}" for strategy in strategies.STRATEGIES} | {
     "mocov2plus-pnr-snapshot",
-    "dino-less_forget-local",
     "supcon-pnr-others",
     "mocov2plus-pnr-heads",
+    "simclr-distil",
+    "diet-finetune",
     *(f"{base}-pnr" for base in bases.BASES),
 }
 ROWS = [
@@ -110,6 +116,16 @@ def local_of(images):
     return library.stack([x[:, :, ::-1] ** 3, 1 - x**2], axis=1)
 
 
+TEACHER = np.random.default_rng(1).normal(size=(SIDE * SIDE, 4))
+
+
+def teach(weights, images):
+    """Features of config.teacher, which has none of some images."""
+    library = jnp if isinstance(images, jax.Array) else np
+    rows = images.reshape(len(images), -1) @ weights
+    return library.where(rows[:, :1] > 1.0, library.nan, rows)
+
+
 def parts(augment=lambda key, images: twins.views_of(images), local=None):
     schedules = [optim.cosine(RATES[0], epochs=1, per_epoch=False)]
     schedules += [optim.constant(rate) for rate in RATES[1:]]
@@ -120,6 +136,7 @@ def parts(augment=lambda key, images: twins.views_of(images), local=None):
         lr=optim.by_task(schedules),
         num_classes=3,
         local=local,
+        teacher=types.SimpleNamespace(width=4, embed=teach, weights=TEACHER),
     )
 
 
@@ -143,8 +160,8 @@ def options_of(name):
 @functools.cache
 def make(name):
     base, strategy, options = options_of(name)
-    local = (lambda key, images: local_of(images)) if name.endswith("local") else None
-    components = parts(local=local)
+    local = (lambda key, images: local_of(images)) if name in LOCAL else None
+    components = parts(local=local)._replace(starts_pretrained=name in PRETRAINED)
     return two_view.make(components, base=base, strategy=strategy, **options)
 
 
@@ -178,6 +195,7 @@ def batch(seed):
         "image": jnp.asarray(rng.integers(0, 256, (B, SIDE, SIDE, 1)), jnp.uint8),
         "label": jnp.asarray(rng.permutation([0, 0, 1, 1, 2]), jnp.int32),
         "index": jnp.asarray(rng.permutation(IMAGES)[:B], jnp.int32),
+        "constants": jnp.float32(TEACHER),  # the weights of config.teacher
     }
 
 
@@ -220,7 +238,7 @@ class Twin:
         self.plan = strategies.make_strategy(self.strategy)
         self.follows = self.options.get("teacher", "task")
         self.stores = self.strategy in ("der", "lump")
-        self.local = name.endswith("local")
+        self.local, self.trained = name in LOCAL, name in PRETRAINED
         # Of DINO's projector; slow network and teacher copy its prototypes, too.
         self.smooth = ("projector",) if self.base == "dino" else ()
         own = ("prototypes",) if self.base in ("dino", "swav") else ()
@@ -271,9 +289,10 @@ class Twin:
             self.params["projector"] = jax.tree.map(
                 lambda a, b: np.where(is_new, a, b), twins.to64(drawn), kept
             )
-        if not self.plan.teacher or index == 0 or self.follows != "task":
+        first = index == 0 and not self.trained
+        if not self.plan.teacher or first or self.follows != "task":
             return
-        if self.plan.distiller_hidden_dim and index == 1:
+        if self.plan.distiller_hidden_dim and index == 1 and not self.trained:
             for born in {"distiller", "distil_prototypes"} & set(state.params):
                 self.params[born] = twins.to64(state.params[born])
             self.stats["distiller"] = twins.to64(state.stats["distiller"])
@@ -325,6 +344,9 @@ class Twin:
         )
         outputs |= found
         stats = self.stats | after | more | own
+        if self.plan.student is not None:
+            outputs["p"], own, back_student = run(("student",), *of_nets, h, groups=2)
+            stats = stats | own
         for learnt in {"prototypes", "distil_prototypes"} & set(self.params):
             outputs[learnt] = self.params[learnt]
         if local is not None:
@@ -344,6 +366,9 @@ class Twin:
             grads = [own]
             down, own = back_projector(down)
             grads.append(own)
+            if self.plan.student is not None:
+                more, own = back_student(slopes["p"])
+                down, grads = down + more, [*grads, own]
             grads.append(back_encoder(down + slopes.get("h", 0.0))[1])
             grads += [{n: slopes[n]} for n in slopes if n.endswith("prototypes")]
             if "local" in slopes:
@@ -386,6 +411,10 @@ class Twin:
     def progress(self):
         return (self.step_number - self.start) / STEPS
 
+    def taught(self):
+        """Whether there is a frozen network yet."""
+        return self.task > 0 or self.follows != "task" or self.trained
+
     def target_temperature(self):
         """DINO's, which rises over half of the first task."""
         end, start = (self.options[n] for n in ("target_temperature", "target_start"))
@@ -403,7 +432,7 @@ class Twin:
 
     def loss_and_slopes(self, outputs, label, frozen):
         """The loss, and its slopes with respect to the outputs by differences."""
-        alone = self.task == 0 and self.plan.teacher and self.follows == "task"
+        alone = self.plan.teacher and not self.taught()
         names = two_view_losses.Options._fields
         given = {n: self.options[n] for n in names if n in self.options}
         options = two_view_losses.Options(**given)
@@ -459,7 +488,7 @@ class Twin:
                 groups=2,
                 smooth=self.smooth,
             )
-        later = self.task > 0 or self.follows != "task"
+        later = self.taught()
         if self.follows == "snapshot":
             if self.step_number % self.options["snapshot_every"] == 0:
                 self.move_teacher(0.0)
@@ -477,6 +506,10 @@ class Twin:
                     smooth=self.smooth,
                 )
             frozen |= passed if "h" in self.plan.reads else {"f": passed["f"]}
+        metrics = {}
+        if self.plan.student is not None:
+            frozen["f"] = teach(TEACHER, rows)
+            metrics["untaught"] = np.isnan(frozen["f"]).any(axis=1).mean()
         local = None
         if self.local:
             local = local_of(np.float64(images)).reshape(L * B, -1)
@@ -515,7 +548,7 @@ class Twin:
             self.move_teacher(self.options["teacher_ema"])
         if self.stores:
             self.store(k_write, images, outputs["z"][::2])
-        return {"loss": loss, "lr": lr, "grad_norm": norm}
+        return metrics | {"loss": loss, "lr": lr, "grad_norm": norm}
 
     def move_teacher(self, keep):
         """Average the teacher with the networks; the share `keep` is old."""
@@ -805,6 +838,7 @@ def test_three_tasks_are_the_equations(name):
     for index in range(3):
         before, state = state, begun(method, state, index)
         restarts = twin.plan.distiller_hidden_dim and twin.follows == "task"
+        restarts = restarts and not twin.trained
         if restarts and index == 1:
             check_newborn(before, state)
         twin.begin(index, state)
@@ -828,7 +862,7 @@ def test_three_tasks_are_the_equations(name):
 
 def test_images_of_a_task_get_new_rows():
     """Drawn anew from the layer's uniform distribution; the other rows stay."""
-    method, state = make("diet-finetune"), under_way("diet-finetune", 1)
+    method, state = make("diet-finetune"), scattered("diet-finetune")
     after = begun(method, core.copy(state), 1)
     is_new = np.isin(np.arange(IMAGES), task_of(1).train.rows)
     for name, old in state.params["projector"]["linear1"].items():
@@ -908,6 +942,35 @@ def test_stored_images_move_statistics_once_there_are_any(stored):
     assert passed[0] != key
 
 
+class Dropping(nn.Module):
+    """An encoder that would drop branches, and notes the rows that it is asked for."""
+
+    drop_path: float = 0.5
+    dtype: object = jnp.float32
+
+    @nn.compact
+    def __call__(self, x, *, train, groups=1, key=None):
+        asked.append((len(x), key is not None))
+        return nn.Dense(5)(x.reshape(len(x), -1))
+
+
+asked: list = []  # (rows, whether it drops) of each pass
+
+
+def test_the_network_that_learns_drops_branches_in_each_of_its_passes():
+    """Of views, of local crops and of stored images; the slow network drops none."""
+    components = parts(local=lambda key, images: local_of(images)[:, :1])
+    options = taken("dino", "der", OPTIONS) | {"memory_size": 3}
+    method = two_view.make(
+        components._replace(encoder=Dropping()), base="dino", strategy="der", **options
+    )
+    state = jax.eval_shape(method.init, jax.random.key(0), batch(0))
+    asked.clear()
+    jax.eval_shape(method.step, state, batch(0))
+    want = {(2 * B, True), (2 * B, False), (B, True), (3, True)}
+    assert {*asked} == want
+
+
 def same(one, other) -> bool:
     pairs = zip(*map(jax.tree.leaves, (one, other)), strict=True)
     return all(np.array_equal(a, b) for a, b in pairs)
@@ -942,6 +1005,11 @@ def test_a_fresh_state_holds_the_equations_start():
         chex.assert_trees_all_equal(own, stats)
     held = fresh("simclr-der").extra.strategy
     assert not held.filled.any() and held.seen == 0
+    for trained in (False, True):  # the encoder came with weights
+        components = types.SimpleNamespace(starts_pretrained=trained)
+        setup, own = types.SimpleNamespace(parts=components), {"encoder": jnp.ones(2)}
+        anchor = l2_sp.make().init_state(setup, None, own, None)
+        assert bool(anchor.trained) == trained
     blank = importance.create(fresh("simclr-ewc").params)
     chex.assert_trees_all_equal(fresh("simclr-ewc").extra.strategy, blank)
 

@@ -206,6 +206,13 @@ def of_steps(method, state, batch, *, numbers) -> list[collections.Counter]:
     return [of(program, [_value(x, number) for x in leaves]) for number in numbers]
 
 
+def of_start(method, batch) -> collections.Counter:
+    """Count the draws that make a method's state before the first step, see `of`."""
+    key = jax.random.key(7)
+    program = jax.make_jaxpr(method.init)(key, batch)
+    return of(program, [key, *[WHOLE] * len(jax.tree.leaves(batch))])
+
+
 def _value(leaf, step):
     """A state at a step, as far as keys may depend on it: keys and counters."""
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):

@@ -70,6 +70,9 @@ class Options(NamedTuple):
     smoothing: float = 0.2
     ibot: float = 0.0
     koleo: float = 0.0
+    cosine: float = 1.0  # of the distillation of config.teacher
+    smooth_l1: float = 0.0
+    base_weight: float = 0.0
 
 
 def of_library(x: records.Features) -> Features:
@@ -363,6 +366,17 @@ def held(x):
     return np.mean(rows**2) if len(rows) else 0.0
 
 
+def matched(x, o):
+    """The distillation of config.teacher: rows of each view that have a feature."""
+    total = 0.0
+    for v in (0, 1):
+        rows = np.isfinite(x.f[:, v]).all(axis=1)
+        p, f = x.p[rows, v], x.f[rows, v]
+        total += o.cosine * f64.teacher_cosine(p, f)
+        total += o.smooth_l1 * f64.teacher_smooth_l1(p, f)
+    return total / 2
+
+
 # strategy -> what it adds to the base's loss, times the weight; PNR has its own, and
 # the penalties of EWC and L2-SP are no terms of the loss
 ADDED = {
@@ -384,4 +398,6 @@ def loss(base, strategy, x, o):
     alone, _, pnr = BASES[base]
     if strategy == "pnr":
         return pnr(x, o)
+    if strategy == "distil":
+        return o.base_weight * alone(x, o) + matched(x, o)
     return alone(x, o) + o.weight * ADDED[strategy](base, x, o)
