@@ -18,6 +18,7 @@ from jaxcl.evals import (
     embedding,
     knn,
     linear,
+    spread,
     logistic,
     neighbours,
     objective,
@@ -558,8 +559,12 @@ def test_evaluators_of_one_state_share_their_passes_over_a_split():
     class Log:
         def log(self, *_, **__): ...
 
-    parts = eval_toy.parts_of(embed=embed)
+    def project(state, images):  # passes of its own
+        return jnp.flip(eval_toy.embed(state, images), axis=1) ** 3
+
+    parts = eval_toy.parts_of(embed=embed)._replace(project=project)
     judges = {
+        "spread": spread.make(parts, features="projection"),
         "knn": knn.make(parts, k=3),
         "linear": eval_toy.probe(parts, augment=False, epochs=1, batch_size=16),
         "collapse": collapse.make(parts, max_rows=20),
