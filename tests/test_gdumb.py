@@ -1,6 +1,7 @@
 """GDumb: what it stores, the fit against its equation, rates, batches, mixtures."""
 
 import functools
+import itertools
 
 import chex
 import jax
@@ -112,22 +113,33 @@ def fitted(state, replay=None, **options):
 
 
 @pytest.mark.parametrize(
-    "mixing,schedule", [(False, "restarts"), (True, "restarts"), (False, "constant")]
+    "size,mixing,schedule",
+    [
+        (6, False, "restarts"),
+        (4, True, "restarts"),
+        (4, False, "restarts"),
+        (6, False, "constant"),
+    ],
 )
-def test_the_fit_is_the_equation(mixing, schedule, monkeypatch):
-    """Two passes of one batch: clipping, decay, momentum, a tenth of the rate first."""
+def test_the_fit_is_the_equation(size, mixing, schedule, monkeypatch):
+    """Two passes: clipping, decay, momentum, a tenth of the rate first.
+
+    Rows that fill up the last batch of a pass move the statistics alone.
+    """
     seen, label = [], ROWS["label"]
-    terms = [(1.0, label)]
+    shares = [(0.3, label), (0.7, 4 - label)] if mixing else [(1.0, label)]
     if mixing:
-        terms = [(0.3, label), (0.7, 4 - label)]
         monkeypatch.setattr(
             gdumb,
             "cut_mix",
             lambda key, images, label, **_: (1 - images, 4 - label, jnp.float32(0.3)),
         )
+    monkeypatch.setattr(
+        gdumb, "shuffle", lambda key, memory: jnp.arange(len(memory.filled))
+    )
     options = {
         "passes": 2,
-        "batch_size": 6,
+        "batch_size": size,
         "lr": 0.2,
         "momentum": 0.8,
         "weight_decay": 0.1,
@@ -143,8 +155,12 @@ def test_the_fit_is_the_equation(mixing, schedule, monkeypatch):
     images = 1 - images if mixing else images
     buf = jax.tree.map(jnp.zeros_like, params)
     step = interpreted.jit(functools.partial(toy.slope, net))
-    for lr in (0.2 if schedule == "constant" else 0.02, 0.2):
-        (_, stats), grads = step(params, stats, images, terms)
+    for lr, first in itertools.product(
+        (0.2 if schedule == "constant" else 0.02, 0.2), range(0, len(label), size)
+    ):
+        rows = np.arange(first, first + size) % len(label)
+        terms = [(share, y[first : first + size]) for share, y in shares]
+        (_, stats), grads = step(params, stats, images[rows], terms)
         norm = np.sqrt(sum(np.sum(np.square(g)) for g in jax.tree.leaves(grads)))
         seen.append(norm)
         scale = min(1, 0.5 / norm)

@@ -109,12 +109,16 @@ def programs(net):
 
 
 def slope(net, params, stats, images, terms):
-    """Value, statistics and gradient of the sum of share * mean cross-entropy."""
+    """Value, statistics and gradient of the sum of share * mean cross-entropy.
+
+    Images behind the last label move the statistics alone.
+    """
 
     def loss(params):
         out, after = net(params, stats, images, train=True)
-        logs, rows = jax.nn.log_softmax(out.logits), jnp.arange(len(images))
-        return -sum(share * jnp.mean(logs[rows, y]) for share, y in terms), after
+        logs = jax.nn.log_softmax(out.logits)
+        means = [share * jnp.mean(logs[np.arange(len(y)), y]) for share, y in terms]
+        return -sum(means), after
 
     return jax.value_and_grad(loss, has_aux=True)(params)
 
