@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from helpers import graph_sets, key_uses
+from helpers import graph_sets, interpreted, key_uses
 from jaxcl.data.augment import graphs as augment_graphs
 from jaxcl.data.stream import graph_arrays
 
@@ -18,7 +18,7 @@ COMPLETE = [(a, b) for a in range(20) for b in range(a)]
 
 @functools.lru_cache
 def build(**options):
-    return jax.jit(augment_graphs.make(**options))
+    return interpreted.jit(augment_graphs.make(**options))
 
 
 def run(batch, seed=0, **options):
