@@ -1,8 +1,11 @@
+import functools
 import hashlib
+import itertools
 import json
 import re
 import shutil
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -15,7 +18,7 @@ from helpers import tfds_sets
 from helpers.tfds_sets import NAMES, encoded, random_images
 from jaxcl import cli
 from jaxcl.data import stream
-from jaxcl.data.images import decode
+from jaxcl.data.images import decode, readers
 from jaxcl.data.sources import by_name, convert, toys
 from jaxcl.data.sources import tfds as tfds_source
 from jaxcl.data.stream import splits as cuts
@@ -604,6 +607,34 @@ def test_folder_corrupt_image(tmp_path):
     (tmp_path / "train/b/000.png").unlink()
     with pytest.raises(ValueError, match="b/000.png"):
         data.train.read(4)
+
+
+def test_the_next_image_of_its_class_and_domain_stands_in():
+    """Of all rows, for each set of rows that cannot be read; a loop is the twin."""
+    label, domain = np.int32([0, 0, 1, 0, 0, 1, 0]), np.int32([0, 1, 0, 0, 1, 0, 1])
+
+    def read_unless(gone, row):
+        if row in gone:
+            raise decode.Unreadable(f"{row} is gone")
+        return np.full((1, 1, 1), row, np.uint8)
+
+    for gone in itertools.combinations(range(7), 3):
+        fetch = functools.partial(read_unless, gone)
+        reader = readers.FunctionRows(fetch, 7, "row")
+        split = readers.SplitRows(reader, np.arange(7), label=label, domain=domain)
+        for row in range(7):
+            turn = [(row + i) % 7 for i in range(7)]
+            alike = [
+                x for x in turn if (label[x], domain[x]) == (label[row], domain[row])
+            ]
+            want = next((x for x in alike if x not in gone), None)
+            with warnings.catch_warnings(record=True):
+                warnings.simplefilter("always")
+                if want is None:
+                    with pytest.raises(decode.Unreadable, match="class"):
+                        split.read(row)
+                else:
+                    assert split.read(row).item() == want
 
 
 def test_folder_errors(tmp_path):
