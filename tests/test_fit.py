@@ -1,6 +1,7 @@
 """`jaxcl.fit`: a run like any other, and what it leaves for programs."""
 
 import base64
+import contextlib
 import errno
 import itertools
 import json
@@ -78,6 +79,23 @@ def test_it_leaves_a_run_directory_and_says_what_came_out(fitted):
     known = identity.read_identity(fitted.folder)
     rows = {"train": 130, "test": 30}
     assert fitted.results["data"] == {"digest": known.digest(), "rows": rows}
+
+
+def test_the_encoder_is_that_of_the_run_in_use(fitted, monkeypatch):
+    """Loaded once, and again after an update was accepted."""
+    current, loaded = ["first"], []
+    monkeypatch.setattr(result.updates, "find_current", lambda folder: current[0])
+    monkeypatch.setattr(result.load, "exported", contextlib.nullcontext)
+    monkeypatch.setattr(
+        result.encoder,
+        "load_encoder",
+        lambda _: loaded.append(current[0]) or current[0],
+    )
+    run = jaxcl.Result(fitted.folder)
+    assert [run.encoder, run.encoder] == ["first", "first"]
+    current[0] = "second"
+    assert [run.encoder, run.encoder] == ["second", "second"]
+    assert loaded == ["first", "second"]
 
 
 def test_nothing_is_printed_where_it_is_to_be_quiet(fitted, capfd):

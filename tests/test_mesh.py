@@ -56,6 +56,14 @@ def works(tmp_path_factory):
     return make(folder / "whole", None), make(folder / "split", SIDES)
 
 
+def test_devices_that_share_rows_are_those_of_one_part_of_the_weights():
+    for data, model in ((4, 2), (2, 4), (8, 1)):
+        mesh = sharding.mesh(8, model=model)
+        sharding.check_batch(3 * data, mesh)
+        with pytest.raises(ValueError, match=f"batch_size={data + 1}.*{data} "):
+            sharding.check_batch(data + 1, mesh)
+
+
 def test_a_step_is_that_of_whole_weights(works):
     after = []
     for work in works:

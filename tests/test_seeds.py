@@ -77,6 +77,25 @@ def test_the_released_class_order_follows_the_seed(tmp_path):
     assert classes(6, **fixed) == orders[5]
 
 
+def test_each_seed_starts_from_the_run_of_that_seed(tmp_path, monkeypatch):
+    asked, of_one = [], build.build
+
+    def built(config, workdir):
+        asked.append((config.seed, config.start, config.plasticity_from))
+        config.start = config.plasticity_from = None  # there are no such runs
+        return of_one(config, workdir)
+
+    two = toy.config(seed=4, seeds=2)
+    two.start, two.plasticity_from = str(tmp_path / "one"), str(tmp_path / "other")
+    monkeypatch.setattr(build, "build", built)
+    runs = of_one(two, tmp_path / "runs")
+    runs.make(5)
+    assert asked == [
+        (seed, *(str(tmp_path / x / f"seed_{seed}") for x in ("one", "other")))
+        for seed in (4, 5)
+    ]
+
+
 def test_summary_is_mean_and_standard_error(apart):
     workdir, _, found = apart
     last = np.array([m[-1].mean() for m in matrices(workdir).values()])
