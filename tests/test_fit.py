@@ -86,11 +86,12 @@ def test_the_encoder_is_that_of_the_run_in_use(fitted, monkeypatch):
     current, loaded = ["first"], []
     monkeypatch.setattr(result.updates, "find_current", lambda folder: current[0])
     monkeypatch.setattr(result.load, "exported", contextlib.nullcontext)
-    monkeypatch.setattr(
-        result.encoder,
-        "load_encoder",
-        lambda _: loaded.append(current[0]) or current[0],
-    )
+
+    def load(_):
+        loaded.append(current[0])
+        return current[0]
+
+    monkeypatch.setattr(result.encoder, "load_encoder", load)
     run = jaxcl.Result(fitted.folder)
     assert [run.encoder, run.encoder] == ["first", "first"]
     current[0] = "second"
