@@ -118,6 +118,9 @@ def test_seeds_that_are_behind_are_left_out_and_named(runs, capsys):
     assert er == table[1]
     assert ace.split()[:3] == ["ace", "1", "70.0"] and ace.endswith(" 20.0")
     assert "ace" in told and "seed 1 (1 of 2)" in told
+    ahead = run_groups.read_run(runs / "ace")
+    assert list(ahead.results) == list(ahead.folders) == [0]
+    assert ahead.behind == {1: 1}
 
 
 def test_runs_after_other_tasks_have_no_difference(runs, capsys):

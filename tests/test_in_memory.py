@@ -41,6 +41,12 @@ def test_labels_are_numbered_in_sorted_order_and_may_be_unknown():
     for labels in ([7, -2, 3, 7], [7, None, 3, -2]):
         stored = in_memory.store_set("mine", IMAGES[:4], labels=labels)
         assert stored.class_names == ("3", "7")
+    names = ["a", "b", "c", "d"]  # by number, though some of them do not occur
+    stored = in_memory.store_set(
+        "some", IMAGES[:3], labels=[3, 1, 3], class_names=names
+    )
+    assert stored.class_names == ("b", "d")
+    assert stored.examples.label.tolist() == [1, 0, 1]
     # Only labelled rows are held out to judge.
     many = np.where(np.arange(20) < 10, LABELS, -1)
     data = read(in_memory.store_set("mine", IMAGES, labels=many), test=0.5)

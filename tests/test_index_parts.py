@@ -1,6 +1,7 @@
 """Parts of an index's upgrade against plain loops: every block, every field, limits."""
 
 import json
+import types
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +14,7 @@ from jaxcl import storage
 from jaxcl.api import index as command
 from jaxcl.errors import Refused
 from jaxcl.index import canary, kit, maps, order, upgrade, vectors, ways
+from jaxcl.update import served
 
 RNG = np.random.default_rng(0)
 ROWS = np.float32(RNG.normal(size=(43, 6)))
@@ -553,3 +555,19 @@ def test_a_plan_has_every_row_and_what_to_expect(tmp_path, monkeypatch):
     for first, many in (("1", 1), ("8", 8), ("25%", 2), ("100%", 8), ("70%", 6)):
         found = command.read_plan(str(tmp_path / "q"), first)
         assert found == [f"i{i}" for i in range(many)]
+
+
+def test_an_index_that_was_kept_is_of_the_encoder_whose_space_it_has(tmp_path):
+    rng = np.random.default_rng(0)
+    rows, arrays = rng.normal(size=(5, 4)), {"matrix": rng.normal(size=(4, 3))}
+    source = {"path": str(tmp_path), "step": 7, "checksum": "ab"}
+    embedder = types.SimpleNamespace(embed=lambda images: images, source=source)
+    work = types.SimpleNamespace(sample=(rows, embedder), parent=str(tmp_path))
+    plain = served.embed_old(work)
+    np.testing.assert_array_equal(plain.rows, rows)
+    assert plain.encoder == kit.name_encoder(source)
+    card = {"source": "the one in use", "target": "the one before"}
+    (tmp_path / maps.FILE).write_bytes(maps.pack_map(arrays, card))
+    kept = served.embed_old(work)
+    np.testing.assert_array_equal(kept.rows, maps.map_features(arrays, rows))
+    assert kept.encoder == "the one before"
