@@ -30,6 +30,9 @@ def test_the_numbers_are_those_of_the_job(tmp_path):
     assert "runs/x" in first and "byol" in first and "digits" in first
     assert numbers(first)[:4] == [rows, 8, 8, 8]
     assert numbers(first)[4] == len(work.stream.evaluation.label)
+    stored = work._replace(config=work.config | {"data": {"name": "features"}})
+    told = overview.describe_run(stored, "runs/x").splitlines()[0]
+    assert numbers(told)[:2] == [rows, 8]  # they have no pixels
     assert numbers(second)[:6] == [4, own, whole, steps, 48, 2]
     assert jax.devices()[0].device_kind in second
     # Which rows, classes and tasks were read, in their order.

@@ -76,6 +76,8 @@ def _describe_data(work, done) -> str:
     rows = np.unique(np.concatenate([task.train.rows for task in tasks.tasks]))
     side = work.config["augment"].get("size")
     what = "graphs" if work.data.graphs else f"images of {side} x {side} pixels"
+    if work.config["data"]["name"] == "features":
+        what = "rows of features"
     text = (
         f"{tasks.dataset.name}: {len(rows):,} {what} in {_format_count(count, 'task')}"
     )
