@@ -291,6 +291,15 @@ def test_rows_that_are_helped_stay_and_the_others_compete(minority, monkeypatch)
         assert {*range(10)} - {*slots} | {*enter} == staying(old, new, minority)
 
 
+def test_empty_slots_count_for_no_class():
+    """Their label is 0; of 10 slots and 4 classes, a class of 3 rows is never rare."""
+    judge = Plain(tiny.make_parts(), None, "mean", 2, 2, True)
+    memory = tiny.start(0, [1, 1, 1]).extra.memory
+    for seed in range(3):
+        found = judge.mark_rare(jax.random.key(seed), memory, jnp.arange(CLASSES))
+        assert found.tolist() == [True, False, True, True]
+
+
 @pytest.mark.parametrize("minority", [True, False])
 def test_what_is_stored_when_the_memory_is_full(minority, monkeypatch):
     monkeypatch.setattr(shapley, "draw_balanced", first_slots)

@@ -7,10 +7,11 @@ import jax
 import numpy as np
 import pytest
 
-from helpers import interpreted, run_directories, toy, twins
+from helpers import interpreted, jaxprs, run_directories, toy, twins
 from helpers import two_view_losses as losses
 from jaxcl import schema
 from jaxcl.data.sources import by_name
+from jaxcl.losses import streaming
 from jaxcl.memory import queue as queue_lib
 from jaxcl.methods import two_view
 from jaxcl.methods.two_view import bases, step, strategies
@@ -90,6 +91,25 @@ def test_a_base_is_its_equations(base, options):
             continue
         twin = losses.loss(base, strategy, FEATURES, options)
         check(value(base, strategy, options), twin)
+
+
+@pytest.mark.parametrize("strategy", ["finetune", "cassle", "pnr"])
+@pytest.mark.parametrize("base", ["simclr", "mocov2plus"])
+def test_a_streaming_loss_has_no_logits_of_all_rows(base, strategy, monkeypatch):
+    """Logits: of one view or of both, with rows of the batch or of the queue."""
+    monkeypatch.setattr(streaming, "_TILE", 3)
+    make, given = strategies.find_make(strategy), CODE._asdict()
+    plan = strategies.make_strategy({"name": strategy} | taken(make, given))
+    logits = {(n, m) for n in (B, 2 * B) for m in (B, 2 * B, K)}
+    rows, found = losses.for_library(base, FEATURES), []
+    for option in (False, True):
+        spec = bases.make_base({"name": base, "streaming": option})
+        program = jax.make_jaxpr(lambda spec=spec: step.compute_loss(spec, plan, rows))
+        made = jaxprs.equations(program().jaxpr)
+        shapes = {x.aval.shape[-2:] for eqn in made for x in eqn.outvars}
+        found.append(shapes & logits)
+    whole, tiles = found
+    assert whole and not tiles
 
 
 @pytest.mark.parametrize("local", [None, LOCAL], ids=["two", "local"])

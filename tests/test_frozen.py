@@ -33,7 +33,7 @@ RULES = {
     "slda": slda.make_rule(1e-2),
     "ranpac": ranpac.make_rule(24),
     "acil": acil.make_rule(24, 0.1),
-    "fecam": fecam.make_rule(0.5, 1.0, 1.0, False),
+    "fecam": fecam.make_rule(0.5, 2.0, 0.5, False),
     "fecam-shared": fecam.make_rule(0.5, 1.0, 1.0, True),
     "fecam-code": fecam.make_rule(0.5, 1.0, 1.0, False, "code"),
     "stored_knn": stored_knn.make_rule(CLASSES, 200, 5, 0.07),
@@ -47,7 +47,7 @@ TWINS = {
     "slda": frozen_twins.slda,
     "ranpac": frozen_twins.ranpac_scores,
     "acil": frozen_twins.acil,
-    "fecam": frozen_twins.fecam,
+    "fecam": functools.partial(frozen_twins.fecam, factors=(2.0, 0.5)),
     "fecam-shared": functools.partial(frozen_twins.fecam, shared=True),
     "fecam-code": functools.partial(frozen_twins.fecam, form="code"),
     "stored_knn": frozen_twins.stored_knn,
@@ -115,21 +115,26 @@ def test_the_order_of_the_rows_changes_nothing(name, data):
 
 
 def test_a_step_of_the_linear_head_has_the_stored_rows_in_its_mean(data):
-    """The memory is smaller than a batch, so that all of it is drawn."""
+    """The memory is smaller than a batch, so that all of it is drawn, if it is full."""
     features, label = data
-    rule = linear_head.make_rule(8, 2.0, 1)
-    before = learn(rule, features[:32], label[:32])
-    after = learn(rule, features[:48], label[:48])
-    kept = before.memory.items
-    assert before.memory.filled.all() and int(after.memory.seen) == 48
-    x = np.concatenate([features[32:48], kept["features"]]).astype(float)
-    x = frozen_twins.standard(features[:48].astype(float), x)
-    y = np.concatenate([label[32:48], kept["label"]])
-    layer = [np.asarray(z, float) for z in before.layer]
-    seen = np.asarray(after.counts) > 0
-    want = frozen_twins.descend(layer, x, y, seen, 2.0, CLASSES)
-    for found, value in zip(after.layer, want, strict=True):
-        np.testing.assert_allclose(found, value, rtol=1e-4, atol=1e-6)
+    rule, new = linear_head.make_rule(8, 2.0, 1), np.arange(32, 48)
+    for count in (32, 3):
+        old = np.arange(count)
+        order = np.pad(old, (0, -count % 16), constant_values=-1)
+        before = learn(rule, features, label, order)
+        after = learn(rule, features, label, np.append(order, new))
+        memory = before.memory
+        kept = {name: x[memory.filled] for name, x in memory.items.items()}
+        assert len(kept["label"]) == min(count, 8)
+        assert int(after.memory.seen) == count + 16
+        x = np.concatenate([features[new], kept["features"]]).astype(float)
+        x = frozen_twins.standard(features[np.append(old, new)].astype(float), x)
+        y = np.concatenate([label[new], kept["label"]])
+        layer = [np.asarray(z, float) for z in before.layer]
+        seen = np.asarray(after.counts) > 0
+        want = frozen_twins.descend(layer, x, y, seen, 2.0, CLASSES)
+        for found, value in zip(after.layer, want, strict=True):
+            np.testing.assert_allclose(found, value, rtol=1e-4, atol=1e-6)
 
 
 def test_empty_slots_do_not_vote():

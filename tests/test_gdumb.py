@@ -1,5 +1,6 @@
 """GDumb: what it stores, the fit against its equation, rates, batches, mixtures."""
 
+import collections
 import functools
 import itertools
 
@@ -7,9 +8,10 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from helpers import interpreted
+from helpers import forward, interpreted, key_uses
 from helpers import online_toy as toy
 from jaxcl import core, sharding
 from jaxcl.memory import buffer
@@ -71,6 +73,35 @@ def test_each_pass_has_an_order_of_its_own():
     key = jax.random.key(0)
     orders = [gdumb._order_pass(key, memory, np.int32(n)) for n in range(3)]
     assert len({tuple(np.asarray(order).tolist()) for order in orders}) == 3
+
+
+def test_no_two_draws_of_a_fit_share_a_key():
+    """Orders of two passes, two batches of each."""
+    made = parts(augment="replay")
+    net = online.build_network(made, "linear")
+    fit = gdumb._Fit(made, net, optax.identity(), 4, 0.5, 1.0)
+    memory = buffer.Buffer(dict(ROWS), jnp.ones(6, bool), jnp.int32(6))
+    key, order, lr = jax.random.key(0), jnp.arange(6), np.float32(0.1)
+    descend = functools.partial(gdumb._descend_span, fit)
+    uses = collections.Counter()
+    with forward.no_gradients():
+        state = jax.eval_shape(
+            functools.partial(gdumb._start_network, fit), key, ROWS["image"]
+        )
+        for number in range(2):
+            one = key, memory, np.int32(number)
+            calls = [(gdumb._order_pass, one)]
+            for first in range(2):
+                span = np.int32([number, first, first + 1])
+                calls.append((descend, (state, memory, order, key, *span, lr)))
+            for function, given in calls:
+                leaves = [
+                    key_uses.WHOLE if isinstance(x, jax.ShapeDtypeStruct) else x
+                    for x in jax.tree.leaves(given)
+                ]
+                uses += key_uses.of(jax.make_jaxpr(function)(*given), leaves)
+    assert sum(kind == "draw" for _, kind in uses) >= 2 + 4 * 6
+    assert not key_uses.shared(uses)
 
 
 def test_mixed_images_have_a_box_of_another():

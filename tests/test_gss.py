@@ -333,4 +333,8 @@ def test_a_step_trains_as_experience_replay():
         return value + toy.cross_entropy(old, FIRST["label"])
 
     images = [SECOND["image"], FIRST["image"]]
-    toy.check_step(method, NET, state, SECOND, images, twin)
+    new, _ = toy.check_step(method, NET, state, SECOND, images, twin)
+    # Each stored row is a reference, and what is new is stored with its score.
+    expected = score_twin(*(vectors(new, "all", rows) for rows in (SECOND, FIRST)))
+    found = new.extra.memory.items["score"]
+    np.testing.assert_allclose(found, [1.1] * 6 + expected, rtol=1e-3, atol=1e-4)

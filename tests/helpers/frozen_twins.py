@@ -79,18 +79,18 @@ def acil(x, y, q, state, classes, ridge=0.1):
     return known_only(scores, y, classes)
 
 
-def _shrunk(covariance, form):
-    """Equation 8 with factors of 1; the code's twice, without zeros in the mean."""
+def _shrunk(covariance, form, diagonal, off_diagonal):
+    """Equation 8; the code's twice, without zeros in the mean."""
     eye = np.eye(len(covariance))
     for _ in range(2 if form == "code" else 1):
         off = covariance[eye == 0]
         off = off[off != 0].mean() if form == "code" else off.mean()
-        covariance = covariance + np.trace(covariance) / len(eye) * eye
-        covariance = covariance + off * (1 - eye)
+        covariance = covariance + diagonal * np.trace(covariance) / len(eye) * eye
+        covariance = covariance + off_diagonal * off * (1 - eye)
     return covariance
 
 
-def fecam(x, y, q, state, classes, shared=False, form="paper"):
+def fecam(x, y, q, state, classes, shared=False, form="paper", factors=(1.0, 1.0)):
     """A class without a variance of its own has that of all others."""
     rows, asked = (np.sign(z) * np.sqrt(np.abs(z)) for z in (x, q))
     if form == "paper":
@@ -112,7 +112,7 @@ def fecam(x, y, q, state, classes, shared=False, form="paper"):
         if np.trace(covariance) < 1e-12:
             covariance = np.eye(len(pooled))
         else:
-            covariance = _shrunk(covariance, form)
+            covariance = _shrunk(covariance, form, *factors)
         deviation = np.sqrt(np.diag(covariance))
         inverse = np.linalg.inv(covariance / np.outer(deviation, deviation))
         apart = twins.unit(asked) - prototypes[c]

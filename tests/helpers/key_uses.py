@@ -137,6 +137,8 @@ def _outputs(equation, readers, counts):
 def _children(keys, *rest):
     """Other keys than JAX would make, but as distinct, and without compiling.
 
+    Part i of a split key is also what folding i into the key gives, as in JAX.
+
     Args:
       rest: the shape that each key is split into, or numbers to fold in and None.
     """
@@ -150,7 +152,7 @@ def _children(keys, *rest):
     parents = np.broadcast_to(parents, (*shape, 2)).reshape(-1, 2)
     rows = np.column_stack([parents, np.broadcast_to(numbers, shape).ravel()])
     children = [
-        hashlib.blake2b(row.tobytes(), digest_size=8, salt=b"%d" % len(rest)).digest()
+        hashlib.blake2b(row.tobytes(), digest_size=8).digest()
         for row in rows.astype(np.int64)
     ]
     children = np.frombuffer(b"".join(children), np.uint32).reshape(*shape, 2)
