@@ -64,6 +64,11 @@ def test_a_long_run_says_how_long_it_takes(tmp_path, monkeypatch, capsys):
     assert {20_000, 5} <= {*numbers(said)}  # 18,000 s
     # 600 of 18,000 s: a thirtieth of the 60 epochs, 10 minutes
     assert "--config.epochs=2," in said and 10 in numbers(said)
+    large = {"name": "own_images", "encoder": {"name": "resnet"}}
+    mine = work._replace(config=work.config | large)
+    assert "own_images" in cost.describe_duration(mine, 0.9, 20_000)
+    other = mine._replace(config=mine.config | {"name": "another"})  # a recipe
+    assert "own_images" not in cost.describe_duration(other, 0.9, 20_000)
     monkeypatch.setattr(cost, "LONG", 0)
     small = toy.ONLINE | {"method": {"name": "er"}, "encoder": {"name": "mlp"}}
     job_of_two = toy.job(tmp_path / "two", tasks=2, **small)

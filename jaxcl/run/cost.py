@@ -200,7 +200,8 @@ def describe_duration(work: job.Job, seconds: float, steps: int) -> str:
         shorter = format_duration(total * fewer / epochs)
         ways.append(f"--config.epochs={fewer}, {shorter}")
     on_cpu = work.mesh.devices.flat[0].platform == "cpu"
-    if on_cpu and not work.data.graphs and work.config["encoder"]["name"] != "conv_net":
+    own, name = work.config.get("name") == "own_images", work.config["encoder"]["name"]
+    if on_cpu and own and name != "conv_net":
         ways.append("own_images:FOLDER,encoder=conv_net,size=32")
     said = f"{steps:,} steps take {format_duration(total)} on this machine, evaluation "
     said += "left out; Ctrl-C saves"
