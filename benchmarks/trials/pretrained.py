@@ -175,7 +175,8 @@ def main(argv=None) -> None:
         for num_tasks in args.tasks:
             runs = [evaluate(args, features, rule, num_tasks, x) for x in args.seeds]
             values = [x["accuracy"] for x in runs]
-            cells.append(f"{np.mean(values):.1f} ± {np.std(values, ddof=1):.1f}")
+            spread = f" ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
+            cells.append(f"{np.mean(values):.1f}{spread}")
             seconds += [x["seconds"] for x in runs]
         print(
             f"| {rule} | {' | '.join(cells)} | {np.median(seconds):.0f} |", flush=True
