@@ -119,7 +119,7 @@ def test_a_recall_is_of_the_neighbours_through_a_map(mapped):
             near.append({*others[np.argsort(-(index[others] @ query))[:5]].tolist()})
         shares.append(len(near[0] & near[1]) / 5)
     recall = maps.measure_recall(
-        arrays, *np.float32([NEW, target]), held=held, mapped=mapped, k=5
+        arrays, *np.float32([NEW, target]), test=held, mapped=mapped, k=5
     )
     np.testing.assert_allclose(recall.mean(), np.mean(shares), atol=2e-3)
     assert 0.5 < recall.mean() < 0.99

@@ -62,7 +62,7 @@ def find_rotation(before: jax.Array, after: jax.Array) -> jax.Array:
 
 
 def find_neighbours(
-    queries: jax.Array, index: jax.Array, k: int, own: jax.Array | None = None
+    queries: jax.Array, index: jax.Array, k: int, skip: jax.Array | None = None
 ) -> jax.Array:
     """Find the k rows of an index with the largest cosine to each query, i32[Q, k].
 
@@ -70,11 +70,11 @@ def find_neighbours(
       queries: f32[Q, D].
       index: f32[N, D], N > k.
       k: number of neighbours.
-      own: i32[Q], the row of the index that is the query itself and is left out.
+      skip: i32[Q], the row of the index that is the query itself and is left out.
     """
     cosines = _row_products(_unit(queries), _unit(index))
-    if own is not None:
-        cosines = jnp.where(jnp.arange(len(index)) == own[:, None], -jnp.inf, cosines)
+    if skip is not None:
+        cosines = jnp.where(jnp.arange(len(index)) == skip[:, None], -jnp.inf, cosines)
     return lax.top_k(cosines, k)[1]
 
 

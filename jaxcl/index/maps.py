@@ -237,12 +237,12 @@ def fit_all(
       Refused: there are too few pairs to fit and to choose.
     """
     source, target = check_pairs(source, target)
-    held = np.arange(len(source)) % 4 == 3
-    k = min(k, held.sum() - 1)
-    pairs = source[~held], target[~held]
+    test = np.arange(len(source)) % 4 == 3
+    k = min(k, test.sum() - 1)
+    pairs = source[~test], target[~test]
 
     def recall(arrays):
-        return float(np.mean(measure_recall(arrays, source, target, held, mapped, k)))
+        return float(np.mean(measure_recall(arrays, source, target, test, mapped, k)))
 
     turn = fit_orthogonal(*pairs)
     trials = [
@@ -302,7 +302,7 @@ def measure_recall(
     arrays: Map | None,
     source: np.ndarray,
     target: np.ndarray,
-    held: np.ndarray,
+    test: np.ndarray,
     mapped: Mapped,
     k: int,
 ) -> np.ndarray:
@@ -314,15 +314,15 @@ def measure_recall(
     Args:
       arrays: map; None: rows are searched as they are.
       source, target: f32[N, D] and f32[N, E], pairs.
-      held: bool[N], rows that the map was not fitted to.
+      test: bool[N], rows that the map was not fitted to.
       mapped: side that is mapped, see `fit_all`.
       k: number of neighbours.
     """
-    queries = target[held]
-    places = np.flatnonzero(held) if mapped == "queries" else np.arange(len(queries))
+    queries = target[test]
+    places = np.flatnonzero(test) if mapped == "queries" else np.arange(len(queries))
     index = target if mapped == "queries" else queries
-    through = source[held] if arrays is None else map_features(arrays, source[held])
-    search = functools.partial(drift.find_neighbours, k=k, own=places)
+    through = source[test] if arrays is None else map_features(arrays, source[test])
+    search = functools.partial(drift.find_neighbours, k=k, skip=places)
     wanted = search(queries, index)
     found = search(through, index) if mapped == "queries" else search(queries, through)
     return share_found(found, wanted)

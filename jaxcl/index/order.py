@@ -32,10 +32,10 @@ def make_reference(source: Any, target: Any, fitted: maps.FittedMap) -> Referenc
     source, target = drift.unit(source), drift.unit(target)
     errors = np.empty(len(source), np.float32)
     for first in (0, 1):
-        others, mine = slice(1 - first, None, 2), slice(first, None, 2)
-        arrays = maps.fit(source[others], target[others], fitted.kind, fitted.options)
-        mapped = maps.map_features(arrays, source[mine])
-        errors[mine] = 1 - np.einsum("nd,nd->n", mapped, target[mine])
+        rest, half = slice(1 - first, None, 2), slice(first, None, 2)
+        arrays = maps.fit(source[rest], target[rest], fitted.kind, fitted.options)
+        mapped = maps.map_features(arrays, source[half])
+        errors[half] = 1 - np.einsum("nd,nd->n", mapped, target[half])
     return Reference(source, errors)
 
 

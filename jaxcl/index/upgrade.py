@@ -77,10 +77,10 @@ def _compare_routes(route, first, last, k) -> Route:
     rows, others = map(list, zip(*shared, strict=True))
     before, after = first.before[rows], last.after[others]
     fitted = maps.fit_all(before, after, mapped="vectors", k=k)[0]
-    held = np.arange(len(before)) % 4 == 3
-    wanted = drift.find_neighbours(after[held], after[held], k, np.arange(held.sum()))
+    test = np.arange(len(before)) % 4 == 3
+    wanted = drift.find_neighbours(after[test], after[test], k, np.arange(test.sum()))
     found = drift.find_neighbours(
-        after[held], route.apply(before[held]), k, np.arange(held.sum())
+        after[test], route.apply(before[test]), k, np.arange(test.sum())
     )
     composed = float(maps.share_found(found, wanted).mean())
     if fitted.recall < composed:
@@ -109,12 +109,12 @@ def check_belongs(table: vectors.Table, rows: np.ndarray, field="--vectors") -> 
     places = np.unique(np.linspace(0, table.rows - 1, 512).astype(int))
     sample = _sample(table, places)
     lengths = np.linalg.norm(sample, axis=1)
-    known = np.linalg.norm(rows, axis=1)
-    inside = (lengths > known.min() / 2) & (lengths < 2 * known.max())
+    expected = np.linalg.norm(rows, axis=1)
+    inside = (lengths > expected.min() / 2) & (lengths < 2 * expected.max())
     if np.mean(np.abs(lengths - 1) < 0.02) < 0.95 and np.mean(inside) < 0.95:
         raise Refused(
             f"{what}: vectors have lengths of {np.median(lengths):.3g}, those of the "
-            f"encoder {known.min():.3g} to {known.max():.3g}, or 1"
+            f"encoder {expected.min():.3g} to {expected.max():.3g}, or 1"
         )
     unit, sample = drift.unit(rows), drift.unit(sample)
     among = unit @ unit.T
@@ -192,9 +192,9 @@ def upgrade(
             return steps[0].apply(block)
         rows = np.empty((len(block), width), np.float32)
         for number, route in enumerate(steps):
-            mine = part == number
-            if mine.any():
-                rows[mine] = block[mine] if route is None else route.apply(block[mine])
+            mask = part == number
+            if mask.any():
+                rows[mask] = block[mask] if route is None else route.apply(block[mask])
         return rows
 
     about = {"command": "upgrade", "target": target, "steps": [str(x) for x in results]}
@@ -309,8 +309,8 @@ def plan_order(
     for block in table.read(0):
         part = codes[first : first + len(block)]
         for number, reference in wanted.items():
-            for mine in _pieces(np.flatnonzero(part == number)):
-                errors[first + mine] = order.predict_errors(block[mine], reference)
+            for piece in _pieces(np.flatnonzero(part == number)):
+                errors[first + piece] = order.predict_errors(block[piece], reference)
         first += len(block)
     rows = np.argsort(-errors, kind="stable")
     rows = rows[: int((errors >= 0).sum())]

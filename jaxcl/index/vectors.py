@@ -73,8 +73,8 @@ class Ids:
         if self.column is None:
             rows = [int(x) if x.isdecimal() else -1 for x in names]
             return np.array([x if x < self.count else -1 for x in rows], np.int64)
-        found = compute.index_in(pa.array(names, pa.string()), value_set=self.column)
-        return found.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+        places = compute.index_in(pa.array(names, pa.string()), value_set=self.column)
+        return places.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
 class Table(NamedTuple):
@@ -397,15 +397,15 @@ class Draft:
         os.fsync(self.file.fileno())
         self.close()
         names = [str(x) for x in versions]
-        whole = self.path
+        draft = self.path
         if self.out.endswith(".parquet"):
-            whole = f"{self.out}.tmp"
-            _write_parquet(self, whole, table, names, codes)
+            draft = f"{self.out}.tmp"
+            _write_parquet(self, draft, table, names, codes)
         elif self.out.endswith(".npy"):
             with storage.replacing(f"{self.out}.version.npy") as file:
                 np.save(file, np.asarray(codes, np.uint16))
         storage.write_json(f"{self.out}.json", self.about | {"versions": names})
-        os.replace(whole, self.out)  # last: a file with this name has all its parts
+        os.replace(draft, self.out)  # last: a file with this name has all its parts
         for path in (self.path, f"{self.path}.json"):
             if os.path.exists(path):
                 os.unlink(path)
@@ -484,9 +484,9 @@ def _other_columns(table, size) -> Iterator[dict]:
         waiting.append(pa.Table.from_batches([batch]))
         count += len(batch)
         while count >= size:
-            whole = pa.concat_tables(waiting)
-            head = whole.slice(0, size)
-            waiting, count = [whole.slice(size)], count - size
+            joined = pa.concat_tables(waiting)
+            head = joined.slice(0, size)
+            waiting, count = [joined.slice(size)], count - size
             yield {name: head.column(name) for name in others}
-    whole = pa.concat_tables(waiting)
-    yield {name: whole.column(name) for name in others}
+    joined = pa.concat_tables(waiting)
+    yield {name: joined.column(name) for name in others}

@@ -80,9 +80,10 @@ def measure_ways(
         if classes is not None:
             shares["precision"] = (classes[rows] == classes[:, None]).mean(axis=1)
         ways[way] = {name: interval(x) for name, x in shares.items()}
-    held = np.arange(len(before)) % 2 == 1
+    held_out = np.arange(len(before)) % 2 == 1
     recalls = (
-        maps.measure_recall(x.arrays, after, before, held, "queries", k) for x in back
+        maps.measure_recall(x.arrays, after, before, held_out, "queries", k)
+        for x in back
     )
     back = [
         x._replace(recall=float(recall.mean()))
