@@ -106,19 +106,19 @@ class Parser(argparse.ArgumentParser):
             unknown += overrides
         if unknown and not self.has_words:
             self.error(f"unknown option {unknown[0]}{self._suggest(_name(unknown[0]))}")
-        found, others = super().parse_known_args(words, namespace)
+        options, others = super().parse_known_args(words, namespace)
         if others:
             self.error(f"unknown argument {others[0]!r}")
         if "--config" in self.names:
-            if found.config is None:
+            if options.config is None:
                 self.error(
                     f"which config? For example: {self.prog} quickstart, or "
                     f"{self.prog} own_images:FOLDER. All: jaxcl list configs"
                 )
-            overrides.insert(0, f"--config={found.config}")
+            overrides.insert(0, f"--config={options.config}")
         if self.section:
-            found.config = overrides
-        return found, []
+            options.config = overrides
+        return options, []
 
     def error(self, message):
         """Raise Refused with a message and the command that lists the options."""
@@ -128,7 +128,7 @@ class Parser(argparse.ArgumentParser):
     def _suggest(self, name: str) -> str:
         """Name the option that an unknown one may have meant."""
         first, dot, rest = name.removeprefix("--").partition(".")
-        nearest = {known.removeprefix("--"): known for known in self.names}
+        nearest = {option.removeprefix("--"): option for option in self.names}
         if self.section:
             top = importlib.import_module("jaxcl.config.sections").TopLevel
             fields = top.__dataclass_fields__
@@ -225,5 +225,5 @@ def _version() -> str:
     library = importlib.import_module("jaxcl").__version__
     jax = importlib.import_module("jax")
     devices = jax.devices()
-    found = f"{len(devices)} x {devices[0].device_kind}"
-    return f"jaxcl {library} (jax {jax.__version__}, {found})"
+    hardware = f"{len(devices)} x {devices[0].device_kind}"
+    return f"jaxcl {library} (jax {jax.__version__}, {hardware})"

@@ -535,8 +535,8 @@ def main(options: argparse.Namespace) -> int:
         by = compiler(target)
         os.environ.update(_ENVIRONMENT)
         jax.config.update("jax_platforms", "cpu")
-    found, chip = estimate(config, target, **sizes)
+    figures, chip = estimate(config, target, **sizes)
     if options.json:
-        storage.write_json(options.json, found | {"compiler": by})
-    print(f"{format_estimate(found, chip)} by {by}")
+        storage.write_json(options.json, figures | {"compiler": by})
+    print(f"{format_estimate(figures, chip)} by {by}")
     return 0

@@ -54,7 +54,7 @@ def find_module(package: str, name: str, field: str):
       Refused: there is none, or it has no `make`.
     """
     if _is_foreign(name):
-        return _import_own_module(name, field)
+        return _import_user_module(name, field)
     path = f"{package}.{name}"
     there = isinstance(name, str) and name.isidentifier() and find_spec(path)
     module = importlib.import_module(path) if there else None
@@ -75,12 +75,12 @@ def find_entry(choices: Mapping[str, Any], name: str, field: str) -> Any:
       Refused: there is neither; the message has the nearest names.
     """
     if _is_foreign(name):
-        return _import_own_module(name, field).make
+        return _import_user_module(name, field).make
     core.check_choice(field, name, tuple(choices))
     return choices[name]
 
 
-def check_made(record: Any, kind: type, name: str, field: str) -> Any:
+def check_type(record: Any, kind: type, name: str, field: str) -> Any:
     """Return a `make`'s result if it is of the type `kind`; refuse it otherwise."""
     if not isinstance(record, kind):
         raise Refused(
@@ -95,7 +95,7 @@ def name_of(section: str | Mapping[str, Any] | None) -> str | None:
     return section.get("name") if isinstance(section, Mapping) else section
 
 
-def _import_own_module(name, field):
+def _import_user_module(name, field):
     """Import a module of the user's own package that has `make`."""
     module = _import_module(name, name, field)
     if not hasattr(module, "make"):

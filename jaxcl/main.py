@@ -51,10 +51,10 @@ def main(options: argparse.Namespace) -> int:
         workdir = options.workdir or build.default_workdir(config)
         return build.build(config, workdir), workdir
 
-    def work(made, stop):
-        finish.run_job(*made, stop=stop)
+    def work(run, stop):
+        finish.run_job(*run, stop=stop)
         if jax.process_index() == 0:
-            print(f"\n{finish.closing(*made)}", flush=True)
+            print(f"\n{finish.closing(*run)}", flush=True)
 
     return command.run_until_signal(make, work)
 

@@ -494,7 +494,7 @@ def options(
     function,
     section,
     field: str,
-    given=(),
+    excluded=(),
     others: Mapping[str, Callable] = types.MappingProxyType({}),
 ) -> dict:
     """Return the keyword arguments that a section of a config gives a function.
@@ -503,7 +503,7 @@ def options(
       function: whose keyword-only parameters are the allowed keys; or several.
       section: ConfigDict or dict.
       field: its path, for messages ("config.method").
-      given: parameters that the config does not set.
+      excluded: parameters that the config does not set.
       others: functions that the section might pick instead, by their names in messages.
 
     Raises:
@@ -512,7 +512,7 @@ def options(
     """
     section = nest_options(function, dict(section.items()), field)
     check_arguments(function, section, field)
-    options = read_options(function, section, field, without=given)
+    options = read_options(function, section, field, without=excluded)
     rules = choices(function)
     names = [option.name for option in options if option.function]
     for key, rule in rules.items():

@@ -128,11 +128,11 @@ def fit(
         _check_strategy(config)
     if config.get("seeds", 1) != 1:
         raise Refused("config.seeds", config.seeds, "must be 1; call again with seed=1")
-    given = {"start": encoder, "teacher": teacher}
-    given = {field: x for field, x in given.items() if isinstance(x, Encoder)}
-    files = {field: _tensors(x) for field, x in given.items()}
+    encoders = {"start": encoder, "teacher": teacher}
+    encoders = {field: x for field, x in encoders.items() if isinstance(x, Encoder)}
+    files = {field: _tensors(x) for field, x in encoders.items()}
     where = epath.Path(out or f"runs/{name}-{_hash_settings(config, files)}")
-    for field, x in given.items():
+    for field, x in encoders.items():
         config[field] = _write_encoder(x.card, files[field], where / field)
     with _silent(quiet), _stopping() as stop:
         terminal.use_plain_warnings()

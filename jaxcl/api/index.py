@@ -204,11 +204,11 @@ def upgrade_file(
     if _lacks_canary(out):
         return lambda stop: [_write_canary(run, out, ids)]
     source = source or kits[-1].source
-    names = [one.source for one in kits]
+    names = [step.source for step in kits]
     if source not in names:
         raise Refused(f"--source={source}: must be one of {', '.join(names)}")
     if not table.versions:
-        first = next(one for one in kits if one.source == source)
+        first = next(step for step in kits if step.source == source)
         upgrade.check_belongs(table, first.before)
     target = kits[-1].target
     sources = {x.encoder for x in table.versions} or {source}
@@ -556,37 +556,37 @@ def add_options(parser) -> None:
         "check": "say whether an index and a canary belong together: exit code 0 or 1",
     }
     for word, text in texts.items():
-        one = words.add_parser(word, help=text, description=text)
+        sub = words.add_parser(word, help=text, description=text)
         if word == "fit":
-            one.add_argument("--old", required=True, help="vectors by the old encoder")
-            one.add_argument("--new", required=True, help="vectors by the new one")
-            one.add_argument("--out", required=True, help="new folder, for --run")
-            one.add_argument("--ids", help="text file with an id for each row of --old")
-            one.add_argument("--labels", help=".npy file, the class of each row")
-            one.add_argument("--source", help="name of the old encoder")
-            one.add_argument("--target", help="name of the new encoder")
-            one.add_argument("--rows", type=int, default=4096, help="pairs to use")
-            one.add_argument("--neighbours", type=int, default=10, help="of a query")
+            sub.add_argument("--old", required=True, help="vectors by the old encoder")
+            sub.add_argument("--new", required=True, help="vectors by the new one")
+            sub.add_argument("--out", required=True, help="new folder, for --run")
+            sub.add_argument("--ids", help="text file with an id for each row of --old")
+            sub.add_argument("--labels", help=".npy file, the class of each row")
+            sub.add_argument("--source", help="name of the old encoder")
+            sub.add_argument("--target", help="name of the new encoder")
+            sub.add_argument("--rows", type=int, default=4096, help="pairs to use")
+            sub.add_argument("--neighbours", type=int, default=10, help="of a query")
             continue
         if word != "map":
-            one.add_argument("--vectors", required=True, help="file of stored vectors")
-            one.add_argument("--ids", help="text file with an id on each line")
+            sub.add_argument("--vectors", required=True, help="file of stored vectors")
+            sub.add_argument("--ids", help="text file with an id on each line")
         if word != "check":
             run_help = "run with accepted updates, or the folder of jaxcl index fit"
-            one.add_argument("--run", required=True, help=run_help)
-            one.add_argument("--out", required=True, help="new file")
+            sub.add_argument("--run", required=True, help=run_help)
+            sub.add_argument("--out", required=True, help="new file")
         if word == "upgrade":
-            one.add_argument("--source", help="name of the encoder of the vectors")
+            sub.add_argument("--source", help="name of the encoder of the vectors")
         if word == "refresh":
-            one.add_argument("--images", help="path of the images")
-            one.add_argument("--embedded", help="in place of images, new vectors")
-            one.add_argument("--embedded-ids", help="text file with their ids")
-            one.add_argument("--plan", help="file of jaxcl index plan")
-            one.add_argument("--first", default="10%", help="how many: 500, or 10%%")
+            sub.add_argument("--images", help="path of the images")
+            sub.add_argument("--embedded", help="in place of images, new vectors")
+            sub.add_argument("--embedded-ids", help="text file with their ids")
+            sub.add_argument("--plan", help="file of jaxcl index plan")
+            sub.add_argument("--first", default="10%", help="how many: 500, or 10%%")
         if word == "check":
-            one.add_argument("--canary", required=True, help="file of a canary")
-            one.add_argument("--encoder", help="folder of the served encoder")
-            one.add_argument("--least", type=float, default=0.9, help="share to find")
+            sub.add_argument("--canary", required=True, help="file of a canary")
+            sub.add_argument("--encoder", help="folder of the served encoder")
+            sub.add_argument("--least", type=float, default=0.9, help="share to find")
 
 
 def _make_refresh(options) -> Work:
@@ -615,44 +615,50 @@ def _make_refresh(options) -> Work:
     )
 
 
-def main(given: argparse.Namespace) -> int:
+def main(options: argparse.Namespace) -> int:
     """Run `jaxcl index`; return 2 if an input is wrong, 1 if a check fails."""
 
     def make():
-        if given.word == "upgrade":
+        if options.word == "upgrade":
             return upgrade_file(
-                given.run, given.vectors, given.out, ids=given.ids, source=given.source
+                options.run,
+                options.vectors,
+                options.out,
+                ids=options.ids,
+                source=options.source,
             )
-        if given.word == "refresh":
-            return _make_refresh(given)
-        if given.word == "fit":
+        if options.word == "refresh":
+            return _make_refresh(options)
+        if options.word == "fit":
             lines = fit_file(
-                given.old,
-                given.new,
-                given.out,
-                ids=given.ids,
-                labels=given.labels,
-                source=given.source,
-                target=given.target,
-                rows=given.rows,
-                neighbours=given.neighbours,
+                options.old,
+                options.new,
+                options.out,
+                ids=options.ids,
+                labels=options.labels,
+                source=options.source,
+                target=options.target,
+                rows=options.rows,
+                neighbours=options.neighbours,
             )
             return lambda stop: lines
-        if given.word == "map":
-            print(write_map(given.run, given.out))
+        if options.word == "map":
+            print(write_map(options.run, options.out))
             return None
-        if given.word == "plan":
-            curve = plan_file(given.run, given.vectors, given.out, ids=given.ids)
+        if options.word == "plan":
+            curve = plan_file(
+                options.run, options.vectors, options.out, ids=options.ids
+            )
             shown = (f"{x:.0f} %: {100 * y:.0f} %" for x, y in curve.items())
             print("embedded again: new neighbours found")
-            print("\n".join(shown) + f"\nthe order is in {given.out}")
+            print("\n".join(shown) + f"\nthe order is in {options.out}")
             return None
         result = check_file(
-            given.vectors,
-            given.canary,
-            ids=given.ids,
-            encoder=given.encoder,
-            least=given.least,
+            options.vectors,
+            options.canary,
+            ids=options.ids,
+            encoder=options.encoder,
+            least=options.least,
         )
         for sentence in result.wrong:
             print(sentence)
@@ -660,11 +666,11 @@ def main(given: argparse.Namespace) -> int:
             print(f"all is well: {100 * result.share:.0f} % of the ids were found")
         return result
 
-    def work(made, stop):
-        if given.word == "check":
-            return int(bool(made.wrong))
-        if made is not None:
-            print("\n".join(made(stop)), flush=True)
+    def work(result, stop):
+        if options.word == "check":
+            return int(bool(result.wrong))
+        if result is not None:
+            print("\n".join(result(stop)), flush=True)
         return 0
 
     return command.run_until_signal(make, work)

@@ -24,20 +24,20 @@ def updates(
         step cannot be counted.
     """
     field = f"config.replay.flops={per_image:g}"
-    one, two = flops(1), flops(2)
-    if one is None or two is None:
+    first, both = flops(1), flops(2)
+    if first is None or both is None:
         raise Refused(
             f"{field}: the FLOPs of a step of {name!r} cannot be counted here; set "
             "config.replay.updates instead"
         )
-    if two <= one:
+    if both <= first:
         raise Refused(
             f"{field}: further updates of {name!r} cost nothing; leave it out"
         )
     allowed = per_image * images
-    if allowed < one:
+    if allowed < first:
         raise Refused(
-            f"{field}: one update of {name!r} takes {one / images:.4g} for each image; "
-            "must be at least that"
+            f"{field}: one update of {name!r} takes {first / images:.4g} for each "
+            "image; must be at least that"
         )
-    return 1 + int((allowed - one) // (two - one))
+    return 1 + int((allowed - first) // (both - first))

@@ -50,73 +50,73 @@ def build(
         # Below again, when the choices of the machine are known
         run_config.check_config(workdir, plain, run_config.NOTED)
     with agreement.failing_together():
-        made: job.Job | transfer.Transfer
+        work: job.Job | transfer.Transfer
         if top.checkpoint is not None:
-            made = jobs.make_transfer(top, workdir)
+            work = jobs.make_transfer(top, workdir)
         else:
-            made = job.trace_step(jobs.make_job(top, plain, workdir))
-        known = checks.check_data(top, made.stream, workdir)
-        noted = _note_choices(top, made)
-        every_option = _list_options(plain, made) | noted
+            work = job.trace_step(jobs.make_job(top, plain, workdir))
+        rows = checks.check_data(top, work.stream, workdir)
+        noted = _note_choices(top, work)
+        every_option = _list_options(plain, work) | noted
     agreement.check(
         run_config.shared_options(every_option),
         "Set the option in the config, so that no process chooses it by itself",
     )
-    checks.compare_data(made.stream.dataset, known)
+    checks.compare_data(work.stream.dataset, rows)
     run_config.write_or_check(workdir, plain | noted, every_option)
     if jax.process_index() == 0:
-        identity.write_identity(workdir, known)
-    return made
+        identity.write_identity(workdir, rows)
+    return work
 
 
-def _note_choices(top: sections.TopLevel, made) -> dict:
+def _note_choices(top: sections.TopLevel, work) -> dict:
     """Note what changes results and is not in the config, to save with it.
 
     The decoder that "auto" took, and images that stay on the device, change the crops;
     devices that share a memory change what it holds; the folder of a teacher may
     change.
     """
-    decoder = made.stream.dataset.decoder
+    decoder = work.stream.dataset.decoder
     noted = {"decoder": decoder} if decoder else {}
-    if isinstance(made, job.Job):
-        noted["resident"] = made.data.resident
+    if isinstance(work, job.Job):
+        noted["resident"] = work.data.resident
         if top.teacher is not None:
             noted["teacher_card"] = teacher.describe(top.teacher)
         if (top.replay or {}).get("sharded"):
-            noted["memory_shards"] = sharding.num_row_shards(made.mesh)
+            noted["memory_shards"] = sharding.num_row_shards(work.mesh)
     return noted
 
 
-def _list_options(plain, made) -> dict:
+def _list_options(plain, work) -> dict:
     """Return every option with its value, and JAX's flags."""
     flags = {run_config.FLAGS: numerics.run_flags()}
-    if isinstance(made, transfer.Transfer):
+    if isinstance(work, transfer.Transfer):
         return options.values(plain) | flags
-    own = {"devices": made.mesh.size, "steps_per_call": made.loop.steps_per_call}
-    return options.values(plain, made.loop.replay) | own | flags
+    machine = {"devices": work.mesh.size, "steps_per_call": work.loop.steps_per_call}
+    return options.values(plain, work.loop.replay) | machine | flags
 
 
 def _build_seeds(raw, workdir) -> seeds.SeedRuns:
     """Make the runs of several seeds, each with a directory and a config of its own."""
     if raw.get("checkpoint") is not None:
         raise Refused("config.seeds: a checkpoint is evaluated once; must be 1")
-    whole = resolve.resolve(raw, workdir)
+    resolved = resolve.resolve(raw, workdir)
     raw = sections.nest_method(resolve.fill_precision(raw, workdir))
-    top, plain = sections.read_top(whole), options.to_json(raw, "config")
+    top, plain = sections.read_top(resolved), options.to_json(raw, "config")
     run_config.check_config(workdir, plain)
 
     @functools.lru_cache(maxsize=1)  # the first is asked for again
     def make(seed):
-        own = {"seed": seed, "seeds": 1}
+        changes = {"seed": seed, "seeds": 1}
         for name in ("start", "plasticity_from"):
             if raw.get(name) is not None and not encoder_folder.exists_at(raw[name]):
-                own[name] = str(epath.Path(raw[name]) / seeds.folder(seed))
-        one = ml_collections.ConfigDict(raw | own)
-        return build(one, epath.Path(workdir) / seeds.folder(seed))
+                changes[name] = str(epath.Path(raw[name]) / seeds.folder(seed))
+        config = ml_collections.ConfigDict(raw | changes)
+        return build(config, epath.Path(workdir) / seeds.folder(seed))
 
     first = make(top.seed)
-    own = {"seed": top.seed, "seeds": top.seeds}
-    every_option = _list_options(options.to_json(whole, "config"), first) | own
+    numbers = {"seed": top.seed, "seeds": top.seeds}
+    every_option = _list_options(options.to_json(resolved, "config"), first) | numbers
     run_config.write_or_check(workdir, plain, every_option)
     chosen = tuple(range(top.seed, top.seed + top.seeds))
     return seeds.SeedRuns(chosen, make)

@@ -33,21 +33,21 @@ def run_until_signal(make, work) -> int:
         numerics.pinned(),
     ):
         try:
-            return _run_made(make, work, stop)
+            return _make_and_run(make, work, stop)
         except Exception:
             return terminal.report_bug()
 
 
-def _run_made(make, work, stop) -> int:
+def _make_and_run(make, work, stop) -> int:
     try:
-        made = make()
+        run = make()
     except (Refused, OSError, lock.LockHeldError) as error:
         return terminal.complain(error)
     try:
-        return work(made, stop) or 0
+        return work(run, stop) or 0
     except train.Interrupted as interrupted:
-        told = f"{interrupted}; the same command continues"
-        return terminal.complain(told, code=signals.STOPPED)
+        message = f"{interrupted}; the same command continues"
+        return terminal.complain(message, code=signals.STOPPED)
     except lock.LockHeldError as error:
         return terminal.complain(error)
     except FAILURES as error:

@@ -235,12 +235,14 @@ def _single_task_runs(
             return work._replace(evaluation=job.Evaluation(evaluators))
         with sharding.use_mesh(work.mesh):
             single = sharding.bind_to_mesh(make(parts, **other), work.mesh)
-        own_parts = eval_parts._replace(**_pick_functions(single))
-        own_evaluation = evaluation.make(
-            {key: top.evaluators[key] for key in evaluators}, own_parts, None
+        single_parts = eval_parts._replace(**_pick_functions(single))
+        single_evaluation = evaluation.make(
+            {key: top.evaluators[key] for key in evaluators}, single_parts, None
         )
         job.check_rows(single, data)
-        return job.trace_step(work._replace(method=single, evaluation=own_evaluation))
+        return job.trace_step(
+            work._replace(method=single, evaluation=single_evaluation)
+        )
 
     return make_job_alone
 

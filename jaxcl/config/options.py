@@ -63,10 +63,10 @@ def _iterate_section(
     without = {*inner, *rule.hidden}
     options = schema.read_options(function, flat, path, without, beside)
     of_function = [x for x in options if x.function and x.name not in beside]
-    known = {x.name: x.value for x in of_function if x.value is not schema.MISSING}
+    arguments = {x.name: x.value for x in of_function if x.value is not schema.MISSING}
     filled = {}
     with contextlib.suppress(ValueError, TypeError, KeyError):  # `build` refuses them
-        dependent = _find_dependent(path, function, known, raw, replay)
+        dependent = _find_dependent(path, function, arguments, raw, replay)
         filled = {name: x for name, x in dependent.items() if x is not None}
     for option in options:
         stands_for = filled.get(option.name, option.value)
@@ -106,14 +106,14 @@ def values(raw: Mapping[str, Any], replay: core.Replay | None = None) -> dict:
       raw: the config, which `build` takes.
       replay: the values of config.replay; None: nothing is replayed.
     """
-    whole: dict = {"replay": None, "tuning": None, "mesh": None}
+    config: dict = {"replay": None, "tuning": None, "mesh": None}
     for option in iterate_options(raw, replay):
         _, *path, name = option.path.split(".")
         if option.stands_for is not schema.MISSING:
-            _section_at(whole, path)[name] = to_json(option.stands_for)
+            _section_at(config, path)[name] = to_json(option.stands_for)
     if replay is not None:
-        whole["replay"] = to_json(replay._asdict())
-    return whole
+        config["replay"] = to_json(replay._asdict())
+    return config
 
 
 def _section_at(section, path):
@@ -175,12 +175,12 @@ def flatten(config: Mapping, path: str = "config") -> dict[str, Any]:
 def differences(old: Mapping, new: Mapping) -> list[str]:
     """List the options in which two configs differ, as "path: old -> new"."""
     old, new = flatten(old), flatten(new)
-    found = []
+    lines = []
     for path in sorted({**old, **new}):
         pair = old.get(path, schema.MISSING), new.get(path, schema.MISSING)
         if pair[0] != pair[1]:
-            said = (
+            texts = (
                 "absent" if value is schema.MISSING else repr(value) for value in pair
             )
-            found.append(f"{path}: {' -> '.join(said)}")
-    return found
+            lines.append(f"{path}: {' -> '.join(texts)}")
+    return lines

@@ -31,7 +31,7 @@ def compute(function: Callable, *fields: Any, like: Any = None):
     """
     if like is None:
         like = function(*(field.get() for field in fields))
-    operation = _Operation(lambda _, *held: function(*held), list(fields))
+    operation = _Operation(lambda _, *values: function(*values), list(fields))
     return config_dict.FieldReference(like, field_type=type(like), op=operation)
 
 
@@ -55,15 +55,15 @@ def look_up(table: dict, *fields: config_dict.FieldReference, default=None):
     # ml_collections returns None where an argument is None.
     usual = [] if default is None else [default]
 
-    def find(*held):
-        held, otherwise = held[: len(fields)], held[len(fields) :]
-        key = held if len(held) > 1 else held[0]
+    def find(*values):
+        values, otherwise = values[: len(fields)], values[len(fields) :]
+        key = values if len(values) > 1 else values[0]
         if key in table:
             return table[key]
         if not otherwise and "" not in table:
-            known = ", ".join(map(repr, table))
+            keys = ", ".join(map(repr, table))
             raise Refused(
-                f"{key!r}: the config has no value for it, only for {known}; set the "
+                f"{key!r}: the config has no value for it, only for {keys}; set the "
                 "value itself"
             )
         return otherwise[0] if otherwise else table[""]
@@ -112,13 +112,13 @@ def set_by_name(section: config_dict.ConfigDict, table: Mapping[str, Mapping]) -
     """
     name = section.get_ref("name")
     for option in dict.fromkeys(x for values in table.values() for x in values):
-        values = {kind: own[option] for kind, own in table.items() if option in own}
+        values = {kind: row[option] for kind, row in table.items() if option in row}
         before = schema.MISSING  # not set
         if section.get(option) is not None:
             before = section.get_oneway_ref(option)
 
-        def pick(held, before, *found, kinds=tuple(values)):
-            return dict(zip(kinds, found, strict=True)).get(held, before)
+        def pick(chosen, before, *candidates, kinds=tuple(values)):
+            return dict(zip(kinds, candidates, strict=True)).get(chosen, before)
 
         first = next(iter(values.values()))
         like = first.get() if isinstance(first, config_dict.FieldReference) else first
@@ -169,12 +169,12 @@ def parse_words(arg: str | None, *choices: Iterable[str]) -> tuple[str, ...]:
     """
     asked = {word for word in (arg or "").split(",") if word}
     tables = [list(choice) for choice in (*choices, ("", "debug"))]
-    said = []
+    chosen = []
     for table in tables:
         form = "|".join(map(re.escape, table)).replace("=N", "=[1-9][0-9]*")
-        said.append(sorted(word for word in asked if re.fullmatch(form, word)))
-    wrong = [f"{word!r} is unknown" for word in sorted(asked.difference(*said))]
-    rivals = [" and ".join(map(repr, own)) for own in said if len(own) > 1]
+        chosen.append(sorted(word for word in asked if re.fullmatch(form, word)))
+    wrong = [f"{word!r} is unknown" for word in sorted(asked.difference(*chosen))]
+    rivals = [" and ".join(map(repr, words)) for words in chosen if len(words) > 1]
     wrong += [f"{pair} exclude one another" for pair in rivals]
     if wrong:
         named = [", ".join(filter(None, table)) for table in tables]
@@ -182,7 +182,9 @@ def parse_words(arg: str | None, *choices: Iterable[str]) -> tuple[str, ...]:
         raise Refused(
             f"{arg!r}: {wrong[0]}; allowed are, with commas between, {allowed}"
         )
-    return tuple((own or table)[0] for own, table in zip(said, tables, strict=True))
+    return tuple(
+        (words or table)[0] for words, table in zip(chosen, tables, strict=True)
+    )
 
 
 def split_words(text: str, names: Sequence[str]) -> tuple[str, dict[str, str]]:

@@ -66,11 +66,13 @@ def fill_from_start(raw: dict) -> dict:
             f"config.start={raw['start']!r}: the folder of an encoder is a start for "
             "images, and config.augment.name is 'graphs'; leave it out"
         )
-    theirs = encoder_folder.as_config(raw["start"])
-    own = dict(raw.get("encoder") or {})
-    kept = {}
-    if own.get("name") == theirs["encoder"]["name"]:
-        kept = {name: own[name] for name in ("drop_path", "remat") if name in own}
-    look = {name: theirs["augment"][name] for name in ("mean", "std")}
+    start = encoder_folder.as_config(raw["start"])
+    encoder = dict(raw.get("encoder") or {})
+    options = {}
+    if encoder.get("name") == start["encoder"]["name"]:
+        options = {
+            name: encoder[name] for name in ("drop_path", "remat") if name in encoder
+        }
+    look = {name: start["augment"][name] for name in ("mean", "std")}
     augment = raw.get("augment", {}) | look
-    return raw | {"encoder": theirs["encoder"] | kept, "augment": augment}
+    return raw | {"encoder": start["encoder"] | options, "augment": augment}

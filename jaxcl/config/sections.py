@@ -179,14 +179,14 @@ def check_graphs(top: TopLevel, train: stream.Examples | None = None) -> None:
       train: the examples, once they are read.
     """
     names = {x: getattr(top, x).get("name") for x in ("augment", "encoder", "data")}
-    found = {
+    flags = {
         "augment": names["augment"] == "graphs",
         "encoder": names["encoder"] in GRAPH_ENCODERS,
     }
     if train is not None:
-        found["data"] = train.graphs is not None
+        flags["data"] = train.graphs is not None
     right, wrong = (
-        [f"config.{x}.name={names[x]!r}" for x in found if found[x] is graphs]
+        [f"config.{x}.name={names[x]!r}" for x in flags if flags[x] is graphs]
         for graphs in (True, False)
     )
     if right and wrong:
@@ -222,7 +222,7 @@ class Section(NamedTuple):
         function = self.find(path, section)
         beside = {name: section.get(name, x) for name, (x, _) in self.beside.items()}
         options = {name: x for name, x in section.items() if name not in beside}
-        options = schema.options(function, options, path, given=self.hidden, **how)
+        options = schema.options(function, options, path, excluded=self.hidden, **how)
         return function, options, beside
 
 
@@ -456,17 +456,17 @@ def _build_views(top: TopLevel) -> _Views:
     path, rule = "config.augment", SECTIONS["augment"]
     if top.augment.get("name") == "graphs":
         unmixed = {name: x for name, x in top.augment.items() if name != "name"}
-        given = schema.options(augment_graphs.make, unmixed, path)
+        augment = schema.options(augment_graphs.make, unmixed, path)
         # Evaluators ask for these; graphs have no pixels, so the values mean nothing.
-        return _Views(augment_graphs.make(**given), ImageSettings(1, (0.0,), (1.0,)))
+        return _Views(augment_graphs.make(**augment), ImageSettings(1, (0.0,), (1.0,)))
     local = top.augment.get("local")
     if local is not None:
         schema.check_value(local, dict, f"{path}.local")
     section = {name: x for name, x in top.augment.items() if name != "local"}
-    _, given, beside = rule.read(path, section)
-    given = given | {"dtype": PRECISIONS[top.precision]}
-    full = schema.defaults(augment_images.make) | given
-    view = augment_images.make(**given)
+    _, augment, beside = rule.read(path, section)
+    augment = augment | {"dtype": PRECISIONS[top.precision]}
+    full = schema.defaults(augment_images.make) | augment
+    view = augment_images.make(**augment)
     plain = augment_images.make_eval(
         size=full["size"],
         resize=beside["resize"],
@@ -477,7 +477,7 @@ def _build_views(top: TopLevel) -> _Views:
     crop_locally = None
     if local is not None:
         make, options, _ = LOCAL_CROPS.read(f"{path}.local", local)
-        crop_locally = make(given, **options)
+        crop_locally = make(augment, **options)
     crop = crops.RandomCrop(
         size=full["size"],
         scale=tuple(full["scale"]),
@@ -502,15 +502,17 @@ def make_encoder(top: TopLevel):
       Refused: an option is wrong; the folder of config.start is damaged, or of
         another network.
     """
-    module, given = _module(top), None
+    module, weights = _module(top), None
     if encoder_folder.exists_at(top.start):
         card = encoder_folder.read_card(top.start)
         size, channels = (card["input"][name] for name in ("size", "channels"))
         blank = np.zeros((1, size, size, channels), np.float32)
         leaves = encoder_folder.read_leaves(top.start, card)
-        begin = encoder_folder.fill_trees(module, blank, leaves, top.start)
-        given = functools.partial(tuple, jax.tree.map(np.asarray, begin))  # on the host
-    return wrap_tuned(module, top.tuning, given)
+        trees = encoder_folder.fill_trees(module, blank, leaves, top.start)
+        weights = functools.partial(
+            tuple, jax.tree.map(np.asarray, trees)
+        )  # on the host
+    return wrap_tuned(module, top.tuning, weights)
 
 
 def _module(top: TopLevel):
@@ -530,19 +532,19 @@ def make_module(section: Mapping, precision: str, field: str = "config.encoder")
     return module
 
 
-def wrap_tuned(module, section: dict | str | None, given=None):
+def wrap_tuned(module, section: dict | str | None, weights=None):
     """Wrap an encoder so that only the part in config.tuning is trained.
 
     Args:
       module: the module of config.encoder.
       section: config.tuning.
-      given: its initial weights, see `tuning.TunedEncoder`.
+      weights: its initial weights, see `tuning.TunedEncoder`.
     """
-    if given is None and not section and not traits.read_traits(module).frozen:
+    if weights is None and not section and not traits.read_traits(module).frozen:
         return module
     section = tuning.RECIPES[section] if isinstance(section, str) else section or {}
     settings, options, _ = SECTIONS["tuning"].read("config.tuning", section)
-    return tuning.TunedEncoder(module, settings(**options), given)
+    return tuning.TunedEncoder(module, settings(**options), weights)
 
 
 def nest_method(raw: Mapping[str, Any]) -> dict:
@@ -575,22 +577,22 @@ def make_method(top: TopLevel, chosen, parts: core.Parts) -> core.Method:
       Refused: the method reads no such data.
     """
     make, options = chosen
-    made = make(parts, **options)
+    method = make(parts, **options)
     name = top.method["name"]
-    if top.augment.get("name") == "graphs" and not made.takes_graphs:
+    if top.augment.get("name") == "graphs" and not method.takes_graphs:
         raise Refused(
             f"config.method.name={name!r}: reads images alone; take a method that "
             "reads graphs, see jaxcl list methods"
         )
-    if parts.local is not None and not made.takes_local:
+    if parts.local is not None and not method.takes_local:
         raise Refused(
             f"config.augment.local: config.method.name={name!r} takes no local crops; "
             "leave the section out"
         )
     rate = traits.read_traits(parts.encoder).drop_path
-    if rate and not made.drops_branches:
+    if rate and not method.drops_branches:
         raise Refused(
             f"config.encoder.drop_path={rate}: must be 0 for config.method.name="
             f"{name!r}, which gives its encoder no random numbers"
         )
-    return made
+    return method

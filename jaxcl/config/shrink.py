@@ -85,7 +85,9 @@ def _shrink_inner(config) -> None:
                 del method[key]
             method[key] = ml_collections.ConfigDict({"name": name})
         sizes = {n: schema.debug_sizes(x) for n, x in rule.functions.items()}
-        recipe.set_by_name(method[key], {n: own for n, own in sizes.items() if own})
+        recipe.set_by_name(
+            method[key], {n: values for n, values in sizes.items() if values}
+        )
 
 
 _ENCODERS = ("vit", "convnext")  # a small ResNet stands for any other

@@ -572,4 +572,4 @@ def look_up(name: str) -> Policy:
     field = "config.replay.policy"
     entry = lookup.find_entry(POLICIES, name, field)
     policy = entry if name in POLICIES else entry()
-    return lookup.check_made(policy, Policy, name, field)
+    return lookup.check_type(policy, Policy, name, field)

@@ -76,8 +76,8 @@ def rotate(x: jax.Array, turns: jax.Array, skip: int) -> jax.Array:
       skip: number of tokens before the patches, which have no position.
     """
     first, rest = x[:, :skip], x[:, skip:].astype(jnp.float32)
-    one, two = jnp.split(rest, 2, axis=-1)
-    turned = jnp.concatenate([-two, one], axis=-1)
+    left, right = jnp.split(rest, 2, axis=-1)
+    turned = jnp.concatenate([-right, left], axis=-1)
     cos, sin = jnp.cos(turns)[:, None], jnp.sin(turns)[:, None]
     rest = (rest * cos + turned * sin).astype(x.dtype)
     return jnp.concatenate([first, rest], axis=1)

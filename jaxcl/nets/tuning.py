@@ -147,13 +147,13 @@ class TunedEncoder:
     Attributes:
       net: flax module.
       chosen: settings of the parts that are trained.
-      given: function () -> initial parameters and statistics, as arrays on the host;
+      weights: function () -> initial parameters and statistics, as arrays on the host;
         None: the net's own.
     """
 
     net: Any
     chosen: TuningSettings
-    given: Callable | None = None
+    weights: Callable | None = None
 
     def __post_init__(self):
         if self.chosen == settings():
@@ -206,7 +206,7 @@ class TunedEncoder:
 
     def init_with_output(self, key: jax.Array, inputs: Any, **options: Any):
         """Create outputs, and variables as from `init`."""
-        if self.given is None:
+        if self.weights is None:
             outputs, variables = self.net.init_with_output(key, inputs, **options)
         else:
             outputs, variables = self._start_outputs(key, inputs, options)
@@ -226,7 +226,7 @@ class TunedEncoder:
 
         outputs, shapes = jax.eval_shape(init_plain, inputs)
         shapes = {"params": shapes["params"], "stats": shapes.get("batch_stats", {})}
-        params, stats = jax.pure_callback(self.given, tuple(shapes.values()))
+        params, stats = jax.pure_callback(self.weights, tuple(shapes.values()))
         variables = {"params": params} | ({"batch_stats": stats} if stats else {})
         return jnp.zeros(outputs.shape, outputs.dtype), variables
 

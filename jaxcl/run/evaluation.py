@@ -24,8 +24,8 @@ def _check_evaluation(parts):
         prepare = augment_images.make_eval(
             size=parts.size, resize=parts.resize, mean=parts.mean, std=parts.std
         )
-        one = jax.ShapeDtypeStruct((1, *images.shape[1:]), images.dtype)
-        jax.eval_shape(prepare, one)
+        shape = jax.ShapeDtypeStruct((1, *images.shape[1:]), images.dtype)
+        jax.eval_shape(prepare, shape)
 
 
 class EvaluatorEntry(NamedTuple):
@@ -85,7 +85,7 @@ def read_entry(key: str, section: Mapping) -> EvaluatorEntry:
     schema.check_value(last_only, bool | None, f"{field}.last_only")
     schema.check_value(skip, bool, f"{field}.skip")
     draws = {"directory"} & set(inspect.signature(module.make).parameters)
-    chosen = schema.options(module.make, section, field, given=draws)
+    chosen = schema.options(module.make, section, field, excluded=draws)
     return EvaluatorEntry(name, module.make, chosen, last_only, bool(draws), skip)
 
 

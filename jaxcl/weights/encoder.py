@@ -125,8 +125,8 @@ class Encoder:
             return np.asarray(run(_check_graphs(self.card, inputs)))
         if batch_size < 1:
             raise Refused("batch_size", batch_size, "must be at least 1")
-        inputs, one = _list_images(self.card, inputs)
-        if one:
+        inputs, is_single = _list_images(self.card, inputs)
+        if is_single:
             return self.embed(inputs, batch_size=1)[0]
         view, count = _make_view(self.card, inputs), len(inputs)
         if not count:
@@ -318,7 +318,7 @@ def make_module(section: dict) -> nn.Module:
     precision = section.pop("precision", "float32")
     core.check_choice(f"{field}.precision", precision, tuple(sections.PRECISIONS))
     make, options = lookup.find_function(sections.ENCODERS, section, field)
-    options = schema.options(make, options, field, given=("dtype",))
+    options = schema.options(make, options, field, excluded=("dtype",))
     return make(**options, dtype=sections.PRECISIONS[precision])
 
 

@@ -55,12 +55,14 @@ def create(setup, batch):
 def split_keys(key: jax.Array, updates: int) -> list[records.StepKeys]:
     """Split a step's key into one for each update."""
     write, *keys = jax.random.split(key, 1 + updates)
-    made = []
+    step_keys = []
     for update in keys:
         augment, draw, augment_drawn = jax.random.split(update, 3)
         mix = jax.random.fold_in(update, _MIX)
-        made.append(records.StepKeys(update, augment, mix, write, draw, augment_drawn))
-    return made
+        step_keys.append(
+            records.StepKeys(update, augment, mix, write, draw, augment_drawn)
+        )
+    return step_keys
 
 
 def add_rows(setup, memory, keys, reading: records.Reading) -> records.Reading:
@@ -246,15 +248,15 @@ def update_stored(setup, memory, drawn, stats, active):
         return memory
     slots = jnp.where(active, slots, memory.capacity)  # a slot beyond all drops its row
 
-    def put(held, slots, rows):
-        return held.at[slots].set(rows, mode="drop")
+    def put(stored, slots, rows):
+        return stored.at[slots].set(rows, mode="drop")
 
     replay = setup.parts.replay
-    held = memory.items | {
+    new_items = memory.items | {
         name: sharded.on_each_device(replay, put, memory.items[name], slots, rows)
         for name, rows in changes.items()
     }
-    return memory._replace(items=held)
+    return memory._replace(items=new_items)
 
 
 def _feature(z):

@@ -53,5 +53,5 @@ def make_base(section: str | Mapping[str, Any]) -> records.Base:
     """Make a base from its name, or from a section with its name and options."""
     options = {"name": section} if isinstance(section, str) else dict(section)
     name = options.pop("name")
-    made = find_make(name)(**options)
-    return lookup.check_made(made, records.Base, name, "config.method.base")
+    base = find_make(name)(**options)
+    return lookup.check_type(base, records.Base, name, "config.method.base")

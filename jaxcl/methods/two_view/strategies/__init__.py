@@ -54,5 +54,5 @@ def make_strategy(section: str | Mapping[str, Any]) -> records.Strategy:
     """Make a strategy from its name, or from a section with its name and options."""
     options = {"name": section} if isinstance(section, str) else dict(section)
     name = options.pop("name")
-    made = find_make(name)(**options)
-    return lookup.check_made(made, records.Strategy, name, "config.method.strategy")
+    strategy = find_make(name)(**options)
+    return lookup.check_type(strategy, records.Strategy, name, "config.method.strategy")
