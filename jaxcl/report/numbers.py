@@ -127,7 +127,7 @@ def mean_matrix(run: RunGroup, name: str) -> np.ndarray:
     """
     having = [x for x in run.results.values() if name in x["matrices"]]
     done = run.finished_tasks
-    return _mean_of_known([result_file.matrix(x, name)[:done] for x in having])
+    return _mean_of_measured([result_file.matrix(x, name)[:done] for x in having])
 
 
 def mean_row(run: RunGroup, key: str, name: str) -> np.ndarray | None:
@@ -139,10 +139,10 @@ def mean_row(run: RunGroup, key: str, name: str) -> np.ndarray | None:
     """
     rows = [(r.get(key) or {}).get(name) for r in run.results.values()]
     rows = [row for row in rows if row is not None]
-    return _mean_of_known(rows) if rows else None
+    return _mean_of_measured(rows) if rows else None
 
 
-def _mean_of_known(values) -> np.ndarray:
+def _mean_of_measured(values) -> np.ndarray:
     """Average the values that are not nan over axis 0."""
     measured = np.ma.masked_invalid(np.array(values, float))
     return measured.mean(axis=0).filled(np.nan)

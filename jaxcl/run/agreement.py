@@ -37,10 +37,10 @@ def check(facts: Mapping[str, Any], advice: str) -> None:
     if jax.process_count() == 1:
         return
     data = json.dumps({name: repr(value) for name, value in facts.items()})
-    every = [json.loads(x) for x in sharding.gather_bytes(data.encode())]
+    processes = [json.loads(x) for x in sharding.gather_bytes(data.encode())]
     differences = []
-    for name in sorted({name for one in every for name in one}):
-        values = [one.get(name, "absent") for one in every]
+    for name in sorted({name for process in processes for name in process}):
+        values = [process.get(name, "absent") for process in processes]
         if len({*values}) > 1:
             each = (f"{value} in process {i}" for i, value in enumerate(values))
             differences.append(f"{name}: {', '.join(each)}")

@@ -173,7 +173,7 @@ def _checksums(tree) -> dict[str, int]:
     )
 
 
-def _may_be_whole(error: BaseException | None) -> bool:
+def _may_be_undamaged(error: BaseException | None) -> bool:
     """Tell whether the storage did not answer, rather than gave a wrong or no file.
 
     Orbax raises its own error while it handles the storage's error.
@@ -208,7 +208,7 @@ def newest(
             raise
         except Exception as error:  # whatever the damage, try the one before
             what, which = _describe(error), f"checkpoint {number} in {folder}"
-            if _may_be_whole(error):
+            if _may_be_undamaged(error):
                 raise CheckpointError(
                     f"{which} could not be read now ({what}); it may be whole. Run the "
                     "same command again"

@@ -41,7 +41,7 @@ def use_cache(choice: str) -> str | None:
         return current
     if not choice:
         return None
-    folder = pathlib.Path(choice) if choice != "auto" else _own_folder()
+    folder = pathlib.Path(choice) if choice != "auto" else _user_folder()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_folder(folder, choice)
@@ -57,7 +57,7 @@ def use_cache(choice: str) -> str | None:
     return str(folder)
 
 
-def _own_folder() -> pathlib.Path:
+def _user_folder() -> pathlib.Path:
     """Return the folder of this user for programs of this kind of processor.
 
     A home directory may serve machines of several kinds; a program of one may crash on

@@ -203,9 +203,9 @@ def describe_duration(work: job.Job, seconds: float, steps: int) -> str:
     own, name = work.config.get("name") == "own_images", work.config["encoder"]["name"]
     if on_cpu and own and name != "conv_net":
         ways.append("own_images:FOLDER,encoder=conv_net,size=32")
-    said = f"{steps:,} steps take {format_duration(total)} on this machine, evaluation "
-    said += "left out; Ctrl-C saves"
-    return f"jaxcl: {said}. Cheaper: {'; or '.join(ways)}" if ways else f"jaxcl: {said}"
+    text = f"{steps:,} steps take {format_duration(total)} on this machine, evaluation "
+    text += "left out; Ctrl-C saves"
+    return f"jaxcl: {text}. Cheaper: {'; or '.join(ways)}" if ways else f"jaxcl: {text}"
 
 
 def format_duration(seconds: float) -> str:

@@ -53,10 +53,10 @@ def measures(results: dict) -> dict:
       the average accuracy after each.
     """
     by_matrix = result_file.summary(results)
-    for own_measures in by_matrix.values():
-        curve = own_measures.pop("average_accuracy_per_task")
+    for values in by_matrix.values():
+        curve = values.pop("average_accuracy_per_task")
         complete = curve and None not in curve
-        own_measures["anytime"] = sum(curve) / len(curve) if complete else None
+        values["anytime"] = sum(curve) / len(curve) if complete else None
     return by_matrix
 
 

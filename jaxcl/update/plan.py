@@ -380,9 +380,9 @@ def _make_evaluation_config(test, options, limits, parent_config) -> dict | None
                 "needs labelled images: --test",
             )
         return None
-    own = options.test or {}
+    test_options = options.test or {}
     section = own_images.make_section(
-        test, options=own, parent_config=parent_config, field="config.test"
+        test, options=test_options, parent_config=parent_config, field="config.test"
     )
     config = transfer_config.make_config(section, "test", parent_config)
     return config | {"evaluators": options.evaluators or {"knn": {}}}

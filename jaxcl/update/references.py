@@ -237,7 +237,7 @@ def plan_comparison(
         reference, rows, at, changes = _match_reference(reference, images)
         remarks += changes
     choosing = np.zeros(len(images.marks), bool)
-    if chooses or any(one.get("choosing") for one in past):
+    if chooses or any(update.get("choosing") for update in past):
         choosing = find_choosing(images)
         keep = ~choosing[rows]
         rows, at = rows[keep], None if at is None else at[keep]
@@ -250,14 +250,15 @@ def plan_comparison(
         remarks.append(text)
     if len(rows) == 0:
         raise Refused(f"config.test: no image is left to judge; see {updates.UPDATES}")
-    marks = [_judged_before(run, one) for one in past]
+    marks = [_judged_before(run, update) for update in past]
     used = np.concatenate(marks) if marks else np.zeros(0, np.uint64)
     renewed = bool(past) and not np.isin(images.marks, used[used > 0]).any()
     spent = [
-        gate.PastUpdate(one["outcome"], one["on_trust"], one["renewed"]) for one in past
+        gate.PastUpdate(update["outcome"], update["on_trust"], update["renewed"])
+        for update in past
     ]
     share = gate.share_budget(spent, budget, on_trust=on_trust, renewed=renewed)
-    changes = [x["changed"] for one in past for x in one["matrices"].values()]
+    changes = [x["changed"] for update in past for x in update["matrices"].values()]
     usual = float(np.mean(changes)) if changes else gate.USUAL_CHANGE
     number = int(epath.Path(workdir).name)
     return Comparison(

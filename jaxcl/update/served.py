@@ -65,7 +65,7 @@ def compare(work: plan.Plan, before: OldImages, folder: epath.PathLike) -> Compa
         k=k,
     )
     moved = drift.measure_drift(before.rows, after, k=k)
-    moved["adapters"] = {one.kind: one.recall for one in measured.back}
+    moved["adapters"] = {fitted.kind: fitted.recall for fitted in measured.back}
     back = measured.back[0]
     adapter = maps.fit(after, before.rows, back.kind, back.options)
     moved = result_file.jsonable(moved) | {"rows": len(after)}

@@ -97,12 +97,12 @@ def look_up(name: str) -> Architecture:
       name: as for `find_family`; one that ends in the size of the images, such as
         "vit_base_patch16_384", sets it.
     """
-    found = ARCHITECTURES[find_family(name)]
+    entry = ARCHITECTURES[find_family(name)]
     size = re.search(r"patch\d+[-_](\d+)(\.|$)", name)
-    if found.images is None or size is None or size[1] == str(found.images["size"]):
-        return found
-    whole = {"size": int(size[1]), "resize": int(size[1])}  # timm crops nothing above
-    return found._replace(images=found.images | whole)
+    if entry.images is None or size is None or size[1] == str(entry.images["size"]):
+        return entry
+    sizes = {"size": int(size[1]), "resize": int(size[1])}  # timm crops nothing above
+    return entry._replace(images=entry.images | sizes)
 
 
 def pick_network(

@@ -196,7 +196,7 @@ def find_number(name, flags, facts, published, what) -> Any:
 
 def _find_sizes(section, prepared, size, resize) -> dict:
     """Find the sizes to which images are resized and cut."""
-    size = _option_or_known(prepared, "size", size)
+    size = _option_or_prepared(prepared, "size", size)
     if resize is None:
         resize = prepared["resize"] if size == prepared.get("size") else size
     schema.check_value(size, schema.Pixels, "--size")
@@ -218,7 +218,7 @@ def _find_moments(prepared, channels, mean, std) -> dict:
     """Find mean and standard deviation of pixels from 0 to 1, one for each channel."""
     moments = {}
     for name, option in (("mean", mean), ("std", std)):
-        value = _option_or_known(prepared, name, option)
+        value = _option_or_prepared(prepared, name, option)
         if len(value) not in (1, channels):
             raise Refused(f"--{name}", value, f"must be 1 or {channels} numbers")
         kind = schema.Share if name == "mean" else schema.Positive
@@ -228,7 +228,7 @@ def _find_moments(prepared, channels, mean, std) -> dict:
     return moments
 
 
-def _option_or_known(prepared, name, value) -> Any:
+def _option_or_prepared(prepared, name, value) -> Any:
     """Return the option's value, else the files' or the architecture's."""
     value = prepared.get(name) if value is None else value
     if value is None:

@@ -186,9 +186,9 @@ def _multiply(graph, inputs, eqn) -> Any:
     letters = iter("abcdefghijklmnopqrstuvwxyz")
     first = [next(letters) for _ in range(ranks[0])]
     second = [next(letters) for _ in range(ranks[1])]
-    for one, other in ((left_batch, right_batch), (left, right)):
-        for place, same in zip(one, other, strict=True):
-            second[same] = first[place]
+    for left_axes, right_axes in ((left_batch, right_batch), (left, right)):
+        for left_axis, right_axis in zip(left_axes, right_axes, strict=True):
+            second[right_axis] = first[left_axis]
     batch = [first[x] for x in left_batch]
     free = [x for n, x in enumerate(first) if n not in (*left, *left_batch)]
     free += [x for n, x in enumerate(second) if n not in (*right, *right_batch)]
@@ -305,8 +305,8 @@ def _translate(graph, jaxpr, constants, inputs) -> list[Any]:
         return values[variable]
 
     for eqn in jaxpr.eqns:
-        given = [read(x) for x in eqn.invars]
-        results = _translate_equation(graph, eqn, given)
+        operands = [read(x) for x in eqn.invars]
+        results = _translate_equation(graph, eqn, operands)
         values |= dict(zip(eqn.outvars, results, strict=True))
     return [read(x) for x in jaxpr.outvars]
 
@@ -351,9 +351,9 @@ def pack_onnx(network: encoder.Encoder, pixels: stablehlo.Pixels) -> bytes:
 
     section = network.card["encoder"] | {"precision": "float32"}
     card = network.card | {"encoder": section}
-    whole = encoder.make_encoder(card, network.params, network.stats)
-    whole = dataclasses.replace(whole, adapter=network.adapter)
-    embed, shape = stablehlo.make_program(whole, pixels)
+    in_float32 = encoder.make_encoder(card, network.params, network.stats)
+    in_float32 = dataclasses.replace(in_float32, adapter=network.adapter)
+    embed, shape = stablehlo.make_program(in_float32, pixels)
     (batch,) = export.symbolic_shape(_BATCH)
     images = jax.ShapeDtypeStruct((batch, *shape), jnp.dtype(pixels))
     with sharding.compile_target():  # convolutions as they are written
@@ -368,8 +368,8 @@ def pack_onnx(network: encoder.Encoder, pixels: stablehlo.Pixels) -> bytes:
         ("features", onnx.TensorProto.FLOAT, [_BATCH, network.num_features]),
     )
     inputs, outputs = ([helper.make_tensor_value_info(*side)] for side in sides)
-    made = helper.make_graph(graph.nodes, "encoder", inputs, outputs, graph.constants)
-    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", OPSET)])
+    proto = helper.make_graph(graph.nodes, "encoder", inputs, outputs, graph.constants)
+    model = helper.make_model(proto, opset_imports=[helper.make_opsetid("", OPSET)])
     model.ir_version = 10
     onnx.checker.check_model(model)
     return model.SerializeToString()
