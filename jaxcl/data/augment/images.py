@@ -222,15 +222,15 @@ def _draw_box(key, height, width, scale, ratio):
     fits = (w > 0) & (w <= width) & (h > 0) & (h <= height)
     first = fits & (jnp.cumsum(fits) == 1)
     # If no try fits, the largest central box within the allowed ratios.
-    whole_w = min(width, round(height * ratio[1]))
-    whole_h = min(height, round(width / ratio[0]))
+    central_w = min(width, round(height * ratio[1]))
+    central_h = min(height, round(width / ratio[0]))
     any_fits = fits.any()
-    w = jnp.where(any_fits, jnp.sum(first * w), whole_w)
-    h = jnp.where(any_fits, jnp.sum(first * h), whole_h)
+    w = jnp.where(any_fits, jnp.sum(first * w), central_w)
+    h = jnp.where(any_fits, jnp.sum(first * h), central_h)
     drawn_top = jnp.floor(u[-2] * (height - h + 1))
     drawn_left = jnp.floor(u[-1] * (width - w + 1))
-    top = jnp.where(any_fits, drawn_top, (height - whole_h) // 2)
-    left = jnp.where(any_fits, drawn_left, (width - whole_w) // 2)
+    top = jnp.where(any_fits, drawn_top, (height - central_h) // 2)
+    left = jnp.where(any_fits, drawn_left, (width - central_w) // 2)
     return top, left, h, w
 
 

@@ -19,7 +19,7 @@ def _with_decoder(crop):
     return crop and crop._replace(decoder=decode.choose_decoder(crop.decoder))
 
 
-def _own_places(batch_size: int, index: int, count: int) -> np.ndarray:
+def _local_places(batch_size: int, index: int, count: int) -> np.ndarray:
     """Return the positions in a global batch that process `index` of `count` reads."""
     if batch_size < 1 or batch_size % count or not 0 <= index < count:
         raise Refused(
@@ -129,7 +129,7 @@ def batches(
     plan = stream.schedule(
         source, seed=seed, task=task, epochs=epochs, batch_size=batch_size
     )
-    places = _own_places(batch_size, process_index, process_count)
+    places = _local_places(batch_size, process_index, process_count)
     steps = range(start, len(plan))
     if not 0 <= start <= len(plan):
         raise Refused(
@@ -178,7 +178,7 @@ def evaluation_batches(
     padding repeats the last row, with mask 0. `b` and `workers` are as in `batches`.
     """
     rows = np.asarray(rows, np.int32)
-    places = _own_places(batch_size, process_index, process_count)
+    places = _local_places(batch_size, process_index, process_count)
     steps, crop = range(-(-len(rows) // batch_size)), _with_decoder(crop)
 
     def read_image(step, number, row):

@@ -145,8 +145,8 @@ def _download(archive, folder) -> str:
         except (OSError, http.client.HTTPException) as error:
             reasons.append(f"{url}: {getattr(error, 'reason', error)}")
     if not os.path.exists(path):
-        said = "; ".join(reasons)
-        raise Unreachable(f"{archive.name} could not be downloaded: {said}")
+        details = "; ".join(reasons)
+        raise Unreachable(f"{archive.name} could not be downloaded: {details}")
     return path
 
 

@@ -179,10 +179,10 @@ def _check_shards(path, index) -> None:
     """Refuse shards that are not those of the index."""
     for name, size in zip(index.shards.tolist(), index.sizes.tolist(), strict=True):
         file = f"{path}/{os.fsdecode(name)}"
-        found = storage.file_size(file) if storage.exists(file) else None
-        if found != size:
+        actual = storage.file_size(file) if storage.exists(file) else None
+        if actual != size:
             raise Refused(
-                f"{file}: has {found} bytes, {INDEX} says {size}; bring the shards "
+                f"{file}: has {actual} bytes, {INDEX} says {size}; bring the shards "
                 f"back, or remove {path}/{INDEX} to have it made again"
             )
 

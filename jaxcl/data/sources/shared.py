@@ -168,8 +168,8 @@ def _with_memory(dataset) -> stream.Dataset:
     def is_kept(examples):
         return examples.streams and isinstance(examples.reader, readers.SplitRows)
 
-    kept = [x.reader for x in stream.splits_of(dataset).values() if is_kept(x)]
-    if sum(len(x) * x.image_bytes() for x in kept) > _kept_bytes():
+    cached = [x.reader for x in stream.splits_of(dataset).values() if is_kept(x)]
+    if sum(len(x) * x.image_bytes() for x in cached) > _cache_bytes():
         return dataset
 
     def keep_pixels(examples):
@@ -181,7 +181,7 @@ def _with_memory(dataset) -> stream.Dataset:
     return stream.map_splits(dataset, keep_pixels)
 
 
-def _kept_bytes() -> int:
+def _cache_bytes() -> int:
     """Return how many bytes of decoded images stay: 2 GiB or a quarter of memory."""
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
