@@ -87,10 +87,10 @@ def read_canary(path: Any) -> Canary:
     data = epath.Path(path).read_bytes()
     arrays = encoder_folder.read_tensors(data, path)
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    about = json.loads(header.get("__metadata__", {}).get("about", "{}"))
-    if not {"queries", "cosines"} <= set(arrays) or "expected" not in about:
+    metadata = json.loads(header.get("__metadata__", {}).get("about", "{}"))
+    if not {"queries", "cosines"} <= set(arrays) or "expected" not in metadata:
         raise Refused(f"--canary={path}: holds {sorted(arrays)}, which is no canary")
-    return Canary(**arrays, **about)
+    return Canary(**arrays, **metadata)
 
 
 class IndexCheck(NamedTuple):
@@ -129,18 +129,18 @@ def check_index(
         wrong.append(f"vectors have {table.width} dimensions, queries have {width}")
         return IndexCheck(float("nan"), wrong)
     places = table.ids.find(canary.members)
-    there = np.flatnonzero(places >= 0)
-    missing = len(places) - len(there)
+    stored = np.flatnonzero(places >= 0)
+    missing = len(places) - len(stored)
     if missing > len(places) // 10:
         names = [canary.members[i] for i in np.flatnonzero(places < 0)[:3]]
         wrong.append(
             f"{missing:,} of the canary's {len(places):,} ids are not in the index, "
             f"such as {', '.join(names)}"
         )
-    ids = [canary.members[i] for i in there]
+    ids = [canary.members[i] for i in stored]
     if len(ids) < 2:
         return IndexCheck(float("nan"), wrong)
-    rows = drift.unit(table.take(places[there]))
+    rows = drift.unit(table.take(places[stored]))
     k = min(canary.cosines.shape[1], len(ids) - 1)
     near, cosines = _search(canary.queries, rows, canary.query_ids, ids, k)
     shares = [

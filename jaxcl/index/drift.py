@@ -84,8 +84,8 @@ def mean_overlap(first: jax.Array, second: jax.Array) -> jax.Array:
     Args:
       first, second: i32[Q, k], rows that each search found for each query.
     """
-    same = first[:, :, None] == second[:, None, :]
-    return jnp.mean(jnp.sum(same, axis=(1, 2)) / first.shape[1])
+    matches = first[:, :, None] == second[:, None, :]
+    return jnp.mean(jnp.sum(matches, axis=(1, 2)) / first.shape[1])
 
 
 def measure_drift(before: jax.Array, after: jax.Array, *, k: int = 10) -> dict:
@@ -107,12 +107,12 @@ def measure_drift(before: jax.Array, after: jax.Array, *, k: int = 10) -> dict:
     """
     rows = jnp.arange(len(before))
     turn = find_rotation(before[::2], after[::2])
-    turned = jnp.dot(_unit(after[1::2]), turn, precision=_EXACT)
+    rotated = jnp.dot(_unit(after[1::2]), turn, precision=_EXACT)
     old = find_neighbours(before, before, k, rows)
     return {
         "cosine": mean_cosine(before, after),
         "cka": linear_cka(before, after),
-        "aligned_cosine": mean_cosine(before[1::2], turned),
+        "aligned_cosine": mean_cosine(before[1::2], rotated),
         "overlap": mean_overlap(find_neighbours(after, after, k, rows), old),
         "index_overlap": mean_overlap(find_neighbours(after, before, k, rows), old),
     }

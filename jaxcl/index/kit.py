@@ -131,18 +131,18 @@ def read_kit(workdir: Any) -> Kit:
     data = path.read_bytes()
     pairs = encoder_folder.read_tensors(data, path)
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    about = json.loads(header.get("__metadata__", {}).get("about", "{}"))
+    metadata = json.loads(header.get("__metadata__", {}).get("about", "{}"))
     arrays, card = maps.read_map(epath.Path(workdir) / MAP)
-    if {"before", "after"} - set(pairs) or {"source", "ids"} - set(about):
+    if {"before", "after"} - set(pairs) or {"source", "ids"} - set(metadata):
         raise Refused(f"{path}: holds {sorted(pairs)}, which are no pairs of an update")
     fitted = maps.FittedMap(card["kind"], card["options"], card["recall"], arrays)
     return Kit(
-        about["source"],
-        about["target"],
+        metadata["source"],
+        metadata["target"],
         pairs["before"],
         pairs["after"],
-        about["ids"],
-        about["images"],
+        metadata["ids"],
+        metadata["images"],
         fitted,
         card["ways"],
     )

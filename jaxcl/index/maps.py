@@ -189,16 +189,16 @@ def _train_layer(inputs, wanted, linear, dots, squares):
         norm = squares[batch] + jnp.sum(added * (added + 2 * linear[batch]), axis=1)
         return -jnp.mean(dot / jnp.sqrt(jnp.maximum(norm, 1e-12)))
 
-    def step(number, carried):
-        layer, state = carried
+    def step(number, carry):
+        layer, state = carry
         key = jax.random.fold_in(numerics.make_key(1), number)
         batch = jax.random.randint(key, (min(_BATCH, count),), 0, count)
         gradient = jax.grad(loss)(layer, batch)
         updates, state = optimizer.update(gradient, state, layer)
         return optax.apply_updates(layer, updates), state
 
-    carried = jax.lax.fori_loop(0, _STEPS, step, (layer, optimizer.init(layer)))
-    return carried[0]
+    carry = jax.lax.fori_loop(0, _STEPS, step, (layer, optimizer.init(layer)))
+    return carry[0]
 
 
 # The simplest first.
@@ -291,9 +291,9 @@ def check_pairs(source: Any, target: Any) -> tuple[np.ndarray, np.ndarray]:
             f"must be at least {LEAST}",
             "embed more images by both encoders (--old, config.rows)",
         )
-    bad = ~(np.isfinite(source).all(axis=1) & np.isfinite(target).all(axis=1))
-    if bad.any():
-        rows = np.flatnonzero(bad)[:3].tolist()
+    is_bad = ~(np.isfinite(source).all(axis=1) & np.isfinite(target).all(axis=1))
+    if is_bad.any():
+        rows = np.flatnonzero(is_bad)[:3].tolist()
         raise Refused(f"pairs: rows {rows} have numbers that are not finite")
     return source, target
 
@@ -331,8 +331,8 @@ def measure_recall(
 def share_found(found: Any, wanted: Any) -> np.ndarray:
     """Compute the share of each query's wanted neighbours that were found, f32[Q]."""
     found, wanted = np.asarray(found), np.asarray(wanted)
-    same = found[:, :, None] == wanted[:, None, :]
-    return same.any(axis=1).mean(axis=1, dtype=np.float32)
+    matches = found[:, :, None] == wanted[:, None, :]
+    return matches.any(axis=1).mean(axis=1, dtype=np.float32)
 
 
 def map_to_index(run: str, features: np.ndarray) -> np.ndarray:

@@ -100,10 +100,10 @@ def check_belongs(table: vectors.Table, rows: np.ndarray, field="--vectors") -> 
       rows: f32[N, D], embeddings of images by the encoder, not scaled.
       field: option that names the vectors, for messages.
     """
-    what = f"{field}={table.path}"
+    option = f"{field}={table.path}"
     if table.width != rows.shape[1]:
         raise Refused(
-            f"{what}: vectors have {table.width} dimensions, those of the encoder "
+            f"{option}: vectors have {table.width} dimensions, those of the encoder "
             f"{rows.shape[1]}"
         )
     places = np.unique(np.linspace(0, table.rows - 1, 512).astype(int))
@@ -113,7 +113,7 @@ def check_belongs(table: vectors.Table, rows: np.ndarray, field="--vectors") -> 
     inside = (lengths > expected.min() / 2) & (lengths < 2 * expected.max())
     if np.mean(np.abs(lengths - 1) < 0.02) < 0.95 and np.mean(inside) < 0.95:
         raise Refused(
-            f"{what}: vectors have lengths of {np.median(lengths):.3g}, those of the "
+            f"{option}: vectors have lengths of {np.median(lengths):.3g}, those of the "
             f"encoder {expected.min():.3g} to {expected.max():.3g}, or 1"
         )
     unit, sample = drift.unit(rows), drift.unit(sample)
@@ -123,7 +123,7 @@ def check_belongs(table: vectors.Table, rows: np.ndarray, field="--vectors") -> 
     nearest = float(np.median((sample @ unit.T).max(axis=1)))
     if nearest < usual:
         raise Refused(
-            f"{what}: vectors have cosines of {nearest:.2f} with the nearest of the "
+            f"{option}: vectors have cosines of {nearest:.2f} with the nearest of the "
             f"encoder's, must be {usual:.2f}; they are of another encoder"
         )
 
@@ -197,8 +197,12 @@ def upgrade(
                 rows[mask] = block[mask] if route is None else route.apply(block[mask])
         return rows
 
-    about = {"command": "upgrade", "target": target, "steps": [str(x) for x in results]}
-    rewrite(table, out, about, width, change, results, codes, stop=stop)
+    metadata = {
+        "command": "upgrade",
+        "target": target,
+        "steps": [str(x) for x in results],
+    }
+    rewrite(table, out, metadata, width, change, results, codes, stop=stop)
     return results
 
 
@@ -227,7 +231,7 @@ def list_versions(
 def rewrite(
     table: vectors.Table,
     out: str,
-    about: dict,
+    metadata: dict,
     width: int,
     change: Callable[[np.ndarray, int], np.ndarray],
     versions: list[vectors.Version],
@@ -240,15 +244,19 @@ def rewrite(
     Args:
       table: the vectors.
       out: the new file.
-      about: description of the work; a draft of other work is refused.
+      metadata: description of the work; a draft of other work is refused.
       width: dimensions of the changed vectors.
       change: (block f32[n, D], number of its first row) -> f32[n, width].
       versions, codes: versions of the changed vectors, see `vectors.Table`.
       stop: argument of `upgrade`.
     """
     dtype = np.float16 if table.dtype == np.float16 else np.float32
-    about = about | {"rows": table.rows, "width": width, "from": _fingerprint(table)}
-    draft = vectors.Draft(out, table.rows, width, dtype, about)
+    metadata = metadata | {
+        "rows": table.rows,
+        "width": width,
+        "from": _fingerprint(table),
+    }
+    draft = vectors.Draft(out, table.rows, width, dtype, metadata)
     first = draft.done
     with contextlib.closing(draft):
         for block in table.read(first) if first < table.rows else ():
@@ -272,11 +280,11 @@ def _fingerprint(table) -> list:
 def _check_rows(table, block, first) -> None:
     """Refuse rows that have no direction."""
     squares = np.einsum("nd,nd->n", block, block)
-    bad = np.flatnonzero(~(np.isfinite(squares) & (squares > 0)))
-    if len(bad):
-        names = ", ".join(table.ids.names(first + bad[:3]))
+    bad_rows = np.flatnonzero(~(np.isfinite(squares) & (squares > 0)))
+    if len(bad_rows):
+        names = ", ".join(table.ids.names(first + bad_rows[:3]))
         raise Refused(
-            f"--vectors={table.path}: {len(bad)} of the vectors {first:,} to "
+            f"--vectors={table.path}: {len(bad_rows)} of the vectors {first:,} to "
             f"{first + len(block) - 1:,} are zero or have numbers that are not finite, "
             f"such as those of the ids {names}"
         )
@@ -356,5 +364,5 @@ def replace(
         changed[rows[begin:end] - first] = drift.unit(fresh[begin:end])
         return changed
 
-    about = {"command": "refresh", "target": target, "replaced": len(rows)}
-    rewrite(table, out, about, table.width, change, versions, codes, stop=stop)
+    metadata = {"command": "refresh", "target": target, "replaced": len(rows)}
+    rewrite(table, out, metadata, table.width, change, versions, codes, stop=stop)

@@ -43,8 +43,8 @@ class Version(NamedTuple):
 def read_version(text: str) -> Version:
     """Read a version from its text."""
     encoder, _, rest = text.partition(" from ")
-    source, _, by = rest.partition(" by ")
-    return Version(encoder, source, by)
+    source, _, map_names = rest.partition(" by ")
+    return Version(encoder, source, map_names)
 
 
 class Ids:
@@ -184,10 +184,10 @@ def _raw_blocks(path, begin, shape, dtype) -> Callable[[int], Iterator[np.ndarra
     return read
 
 
-def _check_shape(shape, dtype, path, what):
+def _check_shape(shape, dtype, path, name):
     if len(shape) != 2 or np.dtype(dtype).kind != "f" or not min(shape):
         raise Refused(
-            f"{path}: {what} is {np.dtype(dtype)}{list(shape)}, must be f32[N, D]"
+            f"{path}: {name} is {np.dtype(dtype)}{list(shape)}, must be f32[N, D]"
         )
 
 
@@ -308,12 +308,12 @@ def _read_versions(path, rows, column):
         return [read_version(x) for x in coded.dictionary.to_pylist()], codes
     if not os.path.exists(f"{path}.json"):
         return [], np.zeros(rows, np.uint16)
-    about = storage.read_object(f"{path}.json")
+    metadata = storage.read_object(f"{path}.json")
     if column is None and os.path.exists(f"{path}.version.npy"):
         column = np.load(f"{path}.version.npy", allow_pickle=False)
     if column is None or len(column) != rows:
         raise Refused(f"{path}.json: its versions are not those of {rows} vectors")
-    return [read_version(x) for x in about["versions"]], column
+    return [read_version(x) for x in metadata["versions"]], column
 
 
 class Draft:
@@ -322,9 +322,9 @@ class Draft:
     Rows are in OUT.part, which OUT.part.json describes; `finish` makes it OUT.
     """
 
-    def __init__(self, out: str, rows: int, width: int, dtype: Any, about: dict):
+    def __init__(self, out: str, rows: int, width: int, dtype: Any, metadata: dict):
         suffix = check_suffix(out, "--out")
-        self.out, self.path, self.about = out, f"{out}.part", about
+        self.out, self.path, self.about = out, f"{out}.part", metadata
         self.shape, self.dtype = (rows, width), np.dtype(dtype)
         self.header = _HEADERS[suffix](self.shape, self.dtype)
         self.bytes = width * self.dtype.itemsize

@@ -65,8 +65,8 @@ def measure_ways(
     searches["back"] = maps.map_features(back[0].arrays, new), old
     searches["forward"] = new, mapped
     for way, share in SHARES.items():
-        again = (ranks < round(share * len(new)))[:, None]
-        searches[way] = new, np.where(again, drift.unit(new), mapped)
+        renewed = (ranks < round(share * len(new)))[:, None]
+        searches[way] = new, np.where(renewed, drift.unit(new), mapped)
     searches["all"] = new, new
     places = np.arange(len(new))
     near = {
