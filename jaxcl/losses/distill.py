@@ -86,8 +86,8 @@ def _cassle_streamed(p, f, temperature, form, logsumexp):
     if form == "paper":
         return jnp.mean(forward - positive)
     backward = others(f / temperature, p)
-    both = (jnp.logaddexp(x, positive) - positive for x in (forward, backward))
-    return sum(map(jnp.mean, both)) / 2
+    terms = (jnp.logaddexp(x, positive) - positive for x in (forward, backward))
+    return sum(map(jnp.mean, terms)) / 2
 
 
 def cassle_barlow(
@@ -262,8 +262,8 @@ def pseudo_negative(
     chex.assert_rank(p1, 2)
     chex.assert_equal_shape([p1, p2, f1, f2])
     f1, f2 = jax.lax.stop_gradient((f1, f2))
-    between = _DISTANCES[distance]
-    return (between(p1, f2) + between(p2, f1)) / 2
+    measure = _DISTANCES[distance]
+    return (measure(p1, f2) + measure(p2, f1)) / 2
 
 
 def less_forget(
@@ -376,11 +376,11 @@ def pnr_simclr(
     if logsumexp is None:
         # The compiler computes this product and that in the denominator once.
         logits = core.dot(z, z) / temperature
-        pulled = contrastive.pick_entries(logits, contrastive.partner_rows(len(z)))
+        positive = contrastive.pick_entries(logits, contrastive.partner_rows(len(z)))
     else:
-        pulled = jnp.sum(z * contrastive.interleave(z2, z1), axis=-1) / temperature
+        positive = jnp.sum(z * contrastive.interleave(z2, z1), axis=-1) / temperature
     distilled = jnp.sum(p * f, axis=-1) / temperature
-    return jnp.mean(first - pulled) + jnp.mean(second - distilled)
+    return jnp.mean(first - positive) + jnp.mean(second - distilled)
 
 
 def pnr_supcon(
@@ -441,10 +441,10 @@ def pnr_supcon(
     p = core.l2_normalize(contrastive.interleave(p1, p2))
     f = core.l2_normalize(jax.lax.stop_gradient(contrastive.interleave(f1, f2)))
     labels = jnp.stack([labels, labels], axis=1).reshape(-1)
-    same = labels[:, None] == labels
+    same_class = labels[:, None] == labels
     itself = jnp.eye(labels.size, dtype=bool)
-    positive = same & ~itself
-    left_out = same if other_classes else itself
+    positive = same_class & ~itself
+    left_out = same_class if other_classes else itself
 
     def compare(anchors, rows, pseudo, scale):
         """Log-sum-exp over other rows, and over pseudo-negatives unless None."""
@@ -459,9 +459,9 @@ def pnr_supcon(
     first = compare(z, z, f if pn1 else None, temperature)
     second = compare(p, f, z if pn2 else None, distill_temperature)
     pairs = jnp.where(positive, first[:, None] - logits, 0.0)
-    pulled = jnp.sum(pairs, axis=1) / jnp.sum(positive, axis=1)
+    attraction = jnp.sum(pairs, axis=1) / jnp.sum(positive, axis=1)
     distilled = jnp.sum(p * f, axis=-1) / distill_temperature
-    return jnp.mean(pulled) + jnp.mean(second - distilled)
+    return jnp.mean(attraction) + jnp.mean(second - distilled)
 
 
 def pnr_moco(

@@ -245,10 +245,10 @@ def lejepa(
     chex.assert_rank(z, 3)
     z = core.at_least_float32(z)
     mean = jnp.mean(z[:, :centre], axis=1, keepdims=True)
-    apart = jnp.mean(jnp.square(mean - z))
+    spread = jnp.mean(jnp.square(mean - z))
     if form == "paper":
-        apart = apart * z.shape[-1]
-    return weight * jnp.mean(_slice_statistics(z, slices, form)) + (1 - weight) * apart
+        spread = spread * z.shape[-1]
+    return weight * jnp.mean(_slice_statistics(z, slices, form)) + (1 - weight) * spread
 
 
 def prototype_cosines(z: jax.Array, prototypes: jax.Array) -> jax.Array:
@@ -364,9 +364,9 @@ def dino(
     targets = jax.lax.stop_gradient(targets)
     logs = jax.nn.log_softmax(core.at_least_float32(logits) / temperature, axis=-1)
     high = jax.lax.Precision.HIGH  # a TPU's default is too coarse, see core.dot
-    pulled = jnp.einsum("bik,bvk->iv", targets, logs, precision=high)
+    products = jnp.einsum("bik,bvk->iv", targets, logs, precision=high)
     other = ~np.eye(shown, views, dtype=bool)
-    return -jnp.sum(jnp.where(other, pulled, 0.0)) / (rows * other.sum())
+    return -jnp.sum(jnp.where(other, products, 0.0)) / (rows * other.sum())
 
 
 def ibot(

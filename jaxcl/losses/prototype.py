@@ -148,9 +148,9 @@ def prd(
     chex.assert_shape(class_mask, (len(prototypes),))
     exists, classes = _exists(example_mask, len(z)), class_mask.astype(bool)
     teacher = jax.lax.stop_gradient((teacher_prototypes, teacher_z))
-    now = _products(prototypes, z, exists).T / temperature
-    past = _products(*teacher, exists).T / teacher_temperature
-    rows = _relation(now, past, classes)
+    logits = _products(prototypes, z, exists).T / temperature
+    teacher_logits = _products(*teacher, exists).T / teacher_temperature
+    rows = _relation(logits, teacher_logits, classes)
     return core.masked_mean(rows, example_mask)
 
 
@@ -191,13 +191,13 @@ def ird(
     chex.assert_rank(z, 2)
     chex.assert_equal_shape([z, teacher_z])
     exists = _exists(example_mask, len(z))
-    now, past = (
+    logits, teacher_logits = (
         core.l2_normalize(jnp.where(exists[:, None], x, 0))
         for x in (z, jax.lax.stop_gradient(teacher_z))
     )
     rows = _relation(
-        core.dot(now, now) / temperature,
-        core.dot(past, past) / teacher_temperature,
+        core.dot(logits, logits) / temperature,
+        core.dot(teacher_logits, teacher_logits) / teacher_temperature,
         ~jnp.eye(len(z), dtype=bool) & exists,
     )
     return core.masked_mean(rows, example_mask)
@@ -286,18 +286,18 @@ def _log_importance(weights, members):
     return -jnp.log(weights) - jnp.log(count.astype(weights.dtype))
 
 
-def _relation(now, past, allowed):
+def _relation(logits, teacher_logits, allowed):
     """Return the cross-entropy of two softmaxes over the allowed columns, f32[B].
 
     Args:
-      now: f32[B, K], logits.
-      past: f32[B, K], logits of the teacher.
+      logits: f32[B, K], logits.
+      teacher_logits: f32[B, K], logits of the teacher.
       allowed: bool[K] or [B, K]; a row without any counts 0.
     """
-    allowed = jnp.broadcast_to(allowed, now.shape)
-    some = jnp.any(allowed, axis=1, keepdims=True)
+    allowed = jnp.broadcast_to(allowed, logits.shape)
+    nonempty = jnp.any(allowed, axis=1, keepdims=True)
     # A softmax over nothing has the gradient nan, even if it is multiplied by 0.
-    inside = allowed | ~some
-    target = jax.nn.softmax(jnp.where(inside, past, -jnp.inf), axis=1)
-    total = jax.nn.logsumexp(jnp.where(inside, now, -jnp.inf), axis=1, keepdims=True)
-    return jnp.sum(jnp.where(allowed, target * (total - now), 0), axis=1)
+    inside = allowed | ~nonempty
+    target = jax.nn.softmax(jnp.where(inside, teacher_logits, -jnp.inf), axis=1)
+    total = jax.nn.logsumexp(jnp.where(inside, logits, -jnp.inf), axis=1, keepdims=True)
+    return jnp.sum(jnp.where(allowed, target * (total - logits), 0), axis=1)

@@ -61,9 +61,9 @@ def cosine_logits(
     def unit_rows(x):
         x = core.at_least_float32(x)
         squared = jnp.sum(x * x, axis=-1, keepdims=True)
-        some = squared > 0
-        length = jnp.sqrt(jnp.where(some, squared, 1))
-        return x * jnp.where(some, 1 / (length + eps), 0)
+        nonzero = squared > 0
+        length = jnp.sqrt(jnp.where(nonzero, squared, 1))
+        return x * jnp.where(nonzero, 1 / (length + eps), 0)
 
     return scale * core.dot(unit_rows(features), unit_rows(weights))
 
@@ -106,8 +106,8 @@ def cross_entropy(
     if class_mask is not None:
         chex.assert_shape(class_mask, logits.shape[-class_mask.ndim :])
         allowed = jnp.broadcast_to(class_mask.astype(bool), logits.shape)
-        some = jnp.any(allowed, axis=1)
-        example_mask = some if example_mask is None else example_mask * some
+        nonempty = jnp.any(allowed, axis=1)
+        example_mask = nonempty if example_mask is None else example_mask * nonempty
         is_label, logits = is_label & allowed, jnp.where(allowed, logits, -jnp.inf)
     label = jnp.sum(jnp.where(is_label, logits, 0), axis=1)
     rows = jax.nn.logsumexp(logits, axis=1) - label
@@ -248,8 +248,8 @@ def triplet(
         core.l2_normalize(_zero_masked_rows(x, valid))
         for x in (anchors, positives, negatives)
     )
-    between = _DISTANCES[distance]
-    rows = jax.nn.relu(between(a, p) - between(a, n) + margin)
+    measure = _DISTANCES[distance]
+    rows = jax.nn.relu(measure(a, p) - measure(a, n) + margin)
     return core.masked_mean(rows, valid)
 
 
@@ -301,15 +301,15 @@ def aml_sup_con(
         for x in (anchors, jnp.stack([positives, negatives], 1))
     )
     logits = core.dot(rows, pool.reshape(-1, pool.shape[-1])) / temperature
-    same = labels[:, None] == jnp.stack([labels, negative_labels], 1).reshape(-1)
+    same_class = labels[:, None] == jnp.stack([labels, negative_labels], 1).reshape(-1)
     if valid is not None:
         inside = jnp.repeat(valid.astype(bool), 2)
         # Without a valid anchor Z is empty: keep its rows, since the mean is 0 anyway.
         logits = jnp.where(inside | ~jnp.any(inside), logits, -jnp.inf)
-        same = same & inside
+        same_class = same_class & inside
     pairs = jax.nn.logsumexp(logits, axis=1, keepdims=True) - logits
-    rows = jnp.sum(jnp.where(same, pairs, 0), axis=1)
-    rows = rows / jnp.maximum(jnp.sum(same, axis=1), 1)
+    rows = jnp.sum(jnp.where(same_class, pairs, 0), axis=1)
+    rows = rows / jnp.maximum(jnp.sum(same_class, axis=1), 1)
     return temperature / base_temperature * core.masked_mean(rows, valid)
 
 
@@ -453,15 +453,16 @@ def task_distillation(
     chex.assert_rank(logits, 2)
     chex.assert_equal_shape([logits, teacher_logits])
     chex.assert_shape(tasks, logits.shape[1:])
-    same = tasks[:, None] == tasks  # classes without a task form one with zero logits
+    # Classes without a task form one with zero logits.
+    same_task = tasks[:, None] == tasks
 
     def log_softmax(z):
         z = _zero_masked_rows(core.at_least_float32(z), example_mask)
         z = jnp.where(tasks >= 0, z, 0) / temperature
-        rivals = jnp.where(same, z[:, None, :], -jnp.inf)
+        rivals = jnp.where(same_task, z[:, None, :], -jnp.inf)
         return z - jax.nn.logsumexp(rivals, axis=2)
 
-    now = log_softmax(logits)
-    before = log_softmax(jax.lax.stop_gradient(teacher_logits))
-    rows = jnp.sum(jnp.exp(before) * (before - now), axis=1)
+    log_p = log_softmax(logits)
+    teacher_log_p = log_softmax(jax.lax.stop_gradient(teacher_logits))
+    rows = jnp.sum(jnp.exp(teacher_log_p) * (teacher_log_p - log_p), axis=1)
     return core.masked_mean(rows, example_mask)

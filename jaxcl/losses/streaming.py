@@ -91,8 +91,8 @@ def _backward(residuals, slope):
         logits, counts = _logits(left, anchor_groups, *tile)
         weights = jnp.exp(logits - logsums[:, None]) * slope[:, None]
         weights = jnp.where(counts, weights, 0)
-        moved = core.dot(weights, core.at_least_float32(tile[0]).T)
-        return of_anchors + moved, core.dot(weights.T, wide.T)
+        update = core.dot(weights, core.at_least_float32(tile[0]).T)
+        return of_anchors + update, core.dot(weights.T, wide.T)
 
     start, tiles = jnp.zeros_like(wide), _cut_tiles(anchors, rows, row_groups)
     of_anchors, of_rows = jax.lax.scan(add_tile, start, tiles)

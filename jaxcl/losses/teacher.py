@@ -74,8 +74,8 @@ def rkd_distance(
     def compute_relative(x):
         # Differences first: a product of matrices rounds where rows are far from 0.
         squared = jnp.sum(jnp.square(x[:, None] - x[None]), axis=-1)
-        apart = squared > 0  # the gradient of a distance of 0 is 0
-        distances = jnp.where(apart, jnp.sqrt(jnp.where(apart, squared, 1.0)), 0.0)
+        nonzero = squared > 0  # the gradient of a distance of 0 is 0
+        distances = jnp.where(nonzero, jnp.sqrt(jnp.where(nonzero, squared, 1.0)), 0.0)
         mean = core.masked_mean(distances.ravel(), pairs.ravel())
         return distances / jnp.where(mean > 0, mean, 1.0)
 
@@ -105,8 +105,8 @@ def rkd_angle(
     triples = pairs[:, :, None] & pairs[:, None, :] & pairs[None]  # j, i, k
 
     def compute_cosines(x):
-        apart = core.l2_normalize(x[None] - x[:, None])  # of row i from row j
-        return core.dot(apart, apart)
+        directions = core.l2_normalize(x[None] - x[:, None])  # of row i from row j
+        return core.dot(directions, directions)
 
     t = core.at_least_float32(jax.lax.stop_gradient(t))
     gaps = compute_cosines(core.at_least_float32(p)) - compute_cosines(t)

@@ -113,10 +113,10 @@ def write(
         lambda old, new: old.at[target].set(new, **put), buffer.items, items
     )
     filled = buffer.filled.at[target].set(True, **put)
-    more = jnp.sum(mask, dtype=jnp.uint32)
-    seen = buffer.seen.astype(jnp.uint32) + more
-    beyond = jnp.maximum(seen, _MOST) - _MOST
-    times = (beyond + (buffer.capacity - 1)) // buffer.capacity
+    added = jnp.sum(mask, dtype=jnp.uint32)
+    seen = buffer.seen.astype(jnp.uint32) + added
+    overflow = jnp.maximum(seen, _MOST) - _MOST
+    times = (overflow + (buffer.capacity - 1)) // buffer.capacity
     seen = (seen - times * buffer.capacity).astype(jnp.int32)
     return Buffer(items, filled, seen)
 

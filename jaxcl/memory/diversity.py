@@ -32,8 +32,8 @@ def similarity_score(
 
     def unit_rows(rows):
         squared = jnp.sum(jnp.square(rows), axis=1, keepdims=True)
-        some = squared > 0
-        return jnp.where(some, rows / jnp.sqrt(jnp.where(some, squared, 1)), 0)
+        nonzero = squared > 0
+        return jnp.where(nonzero, rows / jnp.sqrt(jnp.where(nonzero, squared, 1)), 0)
 
     cosines = jnp.einsum(
         "np,kp->nk",

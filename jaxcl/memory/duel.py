@@ -333,17 +333,17 @@ def _select_by_windows(memory, incoming, present, room, count, *, ahead):
         scores = _exact_products(window.rows, window.total)
         scores = jnp.where(window.alive, scores, -jnp.inf)
         worst = jnp.argmax(scores)
-        moved = jnp.linalg.norm(window.total - window.start)
+        shift = jnp.linalg.norm(window.total - window.start)
         begins = window.round == window.first
-        sure = begins | (scores[worst] > window.bound + moved + slack)
+        is_certain = begins | (scores[worst] > window.bound + shift + slack)
         joins = len(window.rows) - rounds + window.round - window.first
         gain = window.rows[joins] - window.rows[worst]
         alive = window.alive.at[worst].set(False).at[joins].set(True)
         return window._replace(
-            alive=jnp.where(sure, alive, window.alive),
-            total=jnp.where(sure, window.total + gain, window.total),
-            round=window.round + sure,
-            sure=sure,
+            alive=jnp.where(is_certain, alive, window.alive),
+            total=jnp.where(is_certain, window.total + gain, window.total),
+            round=window.round + is_certain,
+            sure=is_certain,
         )
 
     def goes_on(window):

@@ -54,9 +54,9 @@ def herding(features: jax.Array, k: int, mask: jax.Array | None = None) -> jax.A
         # j times the distance of the equation; expanding the square would round.
         distance = jnp.sum(jnp.square(total + features), axis=1)
         row = jnp.argmin(jnp.where(left, distance, jnp.inf)).astype(jnp.int32)
-        some = jnp.any(left)
-        chosen = chosen.at[j].set(jnp.where(some, row, count))
-        total = total + jnp.where(some, features[row], 0.0)
+        any_left = jnp.any(left)
+        chosen = chosen.at[j].set(jnp.where(any_left, row, count))
+        total = total + jnp.where(any_left, features[row], 0.0)
         return chosen, total, left.at[row].set(False)
 
     start = jnp.zeros((k,), jnp.int32), jnp.zeros_like(mean), mask

@@ -135,15 +135,15 @@ def ring(
             "many slots or more"
         )
     share, rest = divmod(buffer.capacity, groups)
-    which = jnp.arange(groups, dtype=jnp.int32)
-    size = share + (which < rest)
-    start = share * which + jnp.minimum(which, rest)
+    numbers = jnp.arange(groups, dtype=jnp.int32)
+    size = share + (numbers < rest)
+    start = share * numbers + jnp.minimum(numbers, rest)
 
-    same = (group[:, None] == group) & mask  # [row, other]
-    before = jnp.sum(jnp.tril(same, -1), axis=1, dtype=jnp.int32)
-    newer = jnp.sum(jnp.triu(same, 1), axis=1, dtype=jnp.int32)
+    same_group = (group[:, None] == group) & mask  # [row, other]
+    before = jnp.sum(jnp.tril(same_group, -1), axis=1, dtype=jnp.int32)
+    newer = jnp.sum(jnp.triu(same_group, 1), axis=1, dtype=jnp.int32)
     slots = start[group] + (turn[group] + before) % size[group]
-    added = jnp.sum((group == which[:, None]) & mask, axis=1, dtype=jnp.int32)
+    added = jnp.sum((group == numbers[:, None]) & mask, axis=1, dtype=jnp.int32)
     slots = jnp.where(mask & (newer < size[group]), slots, buffer.capacity)
     return slots, (turn + added) % size
 
@@ -280,7 +280,7 @@ def min_redundancy(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
     items = buffer.items
     stored = jnp.sum(buffer.filled, dtype=jnp.int32)
     excess = stored + jnp.sum(mask, dtype=jnp.int32) - buffer.capacity
-    gone = jax.lax.cond(
+    evicted = jax.lax.cond(
         excess > 0,
         lambda: redundancy.find_evicted(
             items["feature"],
@@ -291,7 +291,7 @@ def min_redundancy(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
         ),
         lambda: jnp.zeros_like(buffer.filled),
     )
-    return buffer_lib.free_slots(~buffer.filled | gone, mask)
+    return buffer_lib.free_slots(~buffer.filled | evicted, mask)
 
 
 def duel(buffer: buffer_lib.Buffer, feature: jax.Array, mask: jax.Array) -> jax.Array:
@@ -355,8 +355,8 @@ def replace_lowest(buffer: buffer_lib.Buffer, mask: jax.Array) -> jax.Array:
     items, stored = buffer.items, jnp.sum(buffer.filled, dtype=jnp.int32)
     excess = stored + jnp.sum(mask, dtype=jnp.int32) - buffer.capacity
     value = loss_aware.score_losses(items["loss"], items["draws"], buffer.filled)
-    gone = buffer_lib.find_lowest(value, jnp.clip(excess, 0, stored))
-    return buffer_lib.free_slots(~buffer.filled | gone, mask)
+    evicted = buffer_lib.find_lowest(value, jnp.clip(excess, 0, stored))
+    return buffer_lib.free_slots(~buffer.filled | evicted, mask)
 
 
 def replace_in_reservoir(

@@ -32,8 +32,8 @@ def move_vectors(old: jax.Array, new: jax.Array, used: jax.Array) -> jax.Array:
       f32[R, D], unit rows.
     """
     new = core.l2_normalize(new)
-    moved = core.l2_normalize(_OLD * old + (1 - _OLD) * new)
-    return jnp.where(used[:, None], moved, new)
+    averaged = core.l2_normalize(_OLD * old + (1 - _OLD) * new)
+    return jnp.where(used[:, None], averaged, new)
 
 
 def find_redundant(rows: jax.Array, competes: jax.Array, count: jax.Array) -> jax.Array:

@@ -68,7 +68,7 @@ class Chain:
           f32[N, D], name -> stats, and with `between` name -> tuple of stats ({} for a
           net whose batch norm is not `layers.BatchNorm`).
         """
-        outputs, after, moved = inputs, {}, {}
+        outputs, after, between_stats = inputs, {}, {}
         for name, net in self.nets.items():
             extras = {"key": key, "hidden": hidden} if name == "encoder" else {}
             extras = {n: x for n, x in extras.items() if x is not None}
@@ -81,8 +81,8 @@ class Chain:
                 **extras,
             )
             after[name] = new.get("batch_stats", stats[name])
-            moved[name] = new.get(layers.BETWEEN, {})
-        return (outputs, after, moved) if between else (outputs, after)
+            between_stats[name] = new.get(layers.BETWEEN, {})
+        return (outputs, after, between_stats) if between else (outputs, after)
 
     def apply_in_turn(
         self, params: Mapping, stats: Mapping, *batches: jax.Array, train: bool = True
@@ -100,10 +100,10 @@ class Chain:
 
         Returns: list of outputs; list of name -> stats after each batch.
         """
-        count, outputs, along = len(batches), [], []
+        count, outputs, all_stats = len(batches), [], []
         if count > 1 and len({x.shape for x in batches}) == 1 and not sharding.on_cpu():
             rows = jnp.stack(batches, axis=1).reshape(-1, *batches[0].shape[1:])
-            joined, after, moved = self(
+            joined, after, between_stats = self(
                 params, stats, rows, train=train, groups=count, between=True
             )
             joined = joined.reshape(-1, count, *joined.shape[1:])
@@ -115,18 +115,18 @@ class Chain:
             if not train:
                 return outputs, [after] * count
             # Only our own batch norm records its statistics between views.
-            if jax.tree.structure(moved, of_norm) == jax.tree.structure(after):
-                along = [
-                    jax.tree.map(lambda x, i=i: x[i], moved, is_leaf=of_norm)
+            if jax.tree.structure(between_stats, of_norm) == jax.tree.structure(after):
+                all_stats = [
+                    jax.tree.map(lambda x, i=i: x[i], between_stats, is_leaf=of_norm)
                     for i in range(count - 1)
                 ]
-                return outputs, [*along, after]
+                return outputs, [*all_stats, after]
             outputs = []
         for batch in batches:
             output, stats = self(params, stats, batch, train=train)
             outputs.append(output)
-            along.append(stats)
-        return outputs, along
+            all_stats.append(stats)
+        return outputs, all_stats
 
     def project(self, state: core.TrainState, inputs: Any) -> jax.Array:
         """Compute the output of the last network in evaluation mode, f32[N, D]."""

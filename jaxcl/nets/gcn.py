@@ -119,8 +119,8 @@ class MaskedBatchNorm(nn.Module):
             if not self.is_initializing():
                 unbiased = squares / jnp.maximum(count - 1.0, 1.0)
                 for running, new in ((mean, center), (var, unbiased)):
-                    moved = self.momentum * running.value + (1.0 - self.momentum) * new
-                    running.value = jnp.where(count > 1, moved, running.value)
+                    ema = self.momentum * running.value + (1.0 - self.momentum) * new
+                    running.value = jnp.where(count > 1, ema, running.value)
         y = (x - center) * lax.rsqrt(spread + self.epsilon)
         if self.affine:
             y *= self.param("scale", nn.initializers.ones, width)

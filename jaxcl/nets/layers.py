@@ -247,13 +247,13 @@ class BatchNorm(nn.Module):
             )
         if self.unbiased:
             batch_var = batch_var * (count / (count - 1))
-        moved: tuple[list, list] = [mean.value], [var.value]
+        stats: tuple[list, list] = [mean.value], [var.value]
         for view in range(groups):
             batch_mean = away[0, view].reshape(near.shape) + near
-            for past, new in zip(moved, (batch_mean, batch_var[0, view]), strict=True):
+            for past, new in zip(stats, (batch_mean, batch_var[0, view]), strict=True):
                 new = new.reshape(near.shape)
                 past.append(self.momentum * past[-1] + (1.0 - self.momentum) * new)
-        mean.value, var.value = moved[0][-1], moved[1][-1]
+        mean.value, var.value = stats[0][-1], stats[1][-1]
         if self.is_mutable_collection(BETWEEN):
-            self.put_variable(BETWEEN, "mean", (*moved[0][1:-1],))
-            self.put_variable(BETWEEN, "var", (*moved[1][1:-1],))
+            self.put_variable(BETWEEN, "mean", (*stats[0][1:-1],))
+            self.put_variable(BETWEEN, "var", (*stats[1][1:-1],))

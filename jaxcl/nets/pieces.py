@@ -58,9 +58,9 @@ class PiecewiseEncoder:
         Raises:
           Refused: the rows of a batch do not divide into equal pieces.
         """
-        how = {"train": train, "groups": groups}
+        flags = {"train": train, "groups": groups}
         if not train:
-            return self.net.apply(variables, inputs, mutable=mutable, **how, **drawn)
+            return self.net.apply(variables, inputs, mutable=mutable, **flags, **drawn)
         rows, rest = divmod(inputs.shape[0], self.count * groups)
         if rest:
             raise Refused(
@@ -73,11 +73,11 @@ class PiecewiseEncoder:
             keys = {name: jax.random.fold_in(k, number) for name, k in drawn.items()}
             trees = {"params": params, "batch_stats": stats}
             images = images.reshape(-1, *images.shape[2:])
-            features, moved = self.net.apply(
-                trees, images, mutable=["batch_stats"], **how, **keys
+            features, updates = self.net.apply(
+                trees, images, mutable=["batch_stats"], **flags, **keys
             )
             features = features.reshape(rows, groups, *features.shape[1:])
-            return moved.get("batch_stats", stats), features
+            return updates.get("batch_stats", stats), features
 
         # Take every count-th example, so that each device has its share of a piece.
         images = inputs.reshape(rows, self.count, groups, *inputs.shape[1:])

@@ -77,7 +77,7 @@ def rotate(x: jax.Array, turns: jax.Array, skip: int) -> jax.Array:
     """
     first, rest = x[:, :skip], x[:, skip:].astype(jnp.float32)
     left, right = jnp.split(rest, 2, axis=-1)
-    turned = jnp.concatenate([-right, left], axis=-1)
+    rotated = jnp.concatenate([-right, left], axis=-1)
     cos, sin = jnp.cos(turns)[:, None], jnp.sin(turns)[:, None]
-    rest = (rest * cos + turned * sin).astype(x.dtype)
+    rest = (rest * cos + rotated * sin).astype(x.dtype)
     return jnp.concatenate([first, rest], axis=1)

@@ -313,8 +313,8 @@ class ViT(nn.Module):
         first = first[None]
         if self.registers:
             shape = (self.registers, width)
-            more = self.param("registers", _tiny, shape, jnp.float32)
-            first = jnp.concatenate([first, more])
+            registers = self.param("registers", _tiny, shape, jnp.float32)
+            first = jnp.concatenate([first, registers])
         skip = len(first)
         first = jnp.broadcast_to(first.astype(x.dtype), (batch, skip, width))
         return jnp.concatenate([first, x], axis=1), skip
