@@ -70,14 +70,14 @@ def make_rule(projections: int, ridge: float) -> frozen.Rule:
         solve = functools.partial(jax.scipy.linalg.solve_triangular, lower=True)
         with jax.default_matmul_precision("highest"):
             inputs = hidden @ state.root  # A^T, f32[B,M]
-            pulled = inputs @ state.root.T  # A^T S^T, f32[B,M]
+            projected = inputs @ state.root.T  # A^T S^T, f32[B,M]
             eye = jnp.eye(len(hidden))
             factor = factor_gram(inputs)  # L
-            gain = solve(factor, pulled)
+            gain = solve(factor, projected)
             # S <- S (I - A L^-T (L + I)^-1 A^T)
             root = state.root - gain.T @ solve(factor + eye, inputs)
-            wrong = frozen.one_hot(rows, classes) - hidden @ state.weights
-            step = gain.T @ solve(factor, wrong)
+            residual = frozen.one_hot(rows, classes) - hidden @ state.weights
+            step = gain.T @ solve(factor, residual)
             return Recursion(
                 state.projection,
                 root,

@@ -202,8 +202,8 @@ class Selector(NamedTuple):
         rare = self.mark_rare(k_share, memory, label) & ~fits & self.minority
         counted = jnp.concatenate([helped_mask, rare])[:, None]
         scores = jnp.sum(jnp.where(counted, values, 0), axis=0)
-        better = shapley.replace_slots(k_ties, scores, mask, pool, memory.capacity)
-        return jnp.where(fits, memory.seen + turn, better)
+        replaced = shapley.replace_slots(k_ties, scores, mask, pool, memory.capacity)
+        return jnp.where(fits, memory.seen + turn, replaced)
 
     def mark_rare(
         self, key: jax.Array, memory: buffer.Buffer, labels: jax.Array

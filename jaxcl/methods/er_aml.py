@@ -87,8 +87,8 @@ def make(
 
         def value_of(params):
             # The order of the passes is that in which they move the running statistics.
-            new, alone = net(params, state.stats, incoming.images, train=True)
-            pairs, stats = net.pass_replayed(params, alone, picked_rows)
+            new, new_stats = net(params, state.stats, incoming.images, train=True)
+            pairs, stats = net.pass_replayed(params, new_stats, picked_rows)
             old, stats = net.pass_replayed(params, stats, replayed)
             value = metric(new.features, pairs.features, incoming.label, picked)
             value += losses.cross_entropy(
@@ -101,7 +101,7 @@ def make(
                 plain = losses.cross_entropy(new.logits, incoming.label)
                 value, stats = jax.tree.map(
                     functools.partial(jnp.where, state.task == 0),
-                    (plain, alone),
+                    (plain, new_stats),
                     (value, stats),
                 )
             return value, stats
@@ -119,8 +119,8 @@ def _rows_of(parts, key, picked, memory, incoming, task):
     tasks = jnp.append(memory.items["task"], jnp.full(count, task))
     raw, labels, tasks = (x[picked.rows.reshape(-1)] for x in (raw, labels, tasks))
     images = online.prepare_images(parts, key, raw, parts.replay.augment != "none")
-    there = jnp.repeat(picked.valid, 2)
-    return online.Rows(images, labels, there, raw, {"task": tasks})
+    exists = jnp.repeat(picked.valid, 2)
+    return online.Rows(images, labels, exists, raw, {"task": tasks})
 
 
 class Picked(NamedTuple):
@@ -155,9 +155,9 @@ def pick_pairs(
     pool = jnp.concatenate([memory_labels, labels])
     exists = jnp.concatenate([filled, jnp.ones(count, bool)])
     itself = capacity + jnp.arange(count)
-    same = labels[:, None] == pool
-    positive = same & exists & (jnp.arange(capacity + count) != itself[:, None])
-    negative = ~same & exists
+    same_class = labels[:, None] == pool
+    positive = same_class & exists & (jnp.arange(capacity + count) != itself[:, None])
+    negative = ~same_class & exists
     if negatives == "incoming":
         negative &= jnp.any(pool[:, None] == labels, axis=1)
     allowed = jnp.stack([positive, negative], axis=1)

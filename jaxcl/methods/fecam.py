@@ -136,8 +136,8 @@ def make_rule(
 
         def distance(mean, factor):
             gaps = (rows - mean).T
-            pulled = jax.scipy.linalg.solve_triangular(factor, gaps, lower=True)
-            return jnp.sum(pulled * pulled, axis=0)
+            whitened = jax.scipy.linalg.solve_triangular(factor, gaps, lower=True)
+            return jnp.sum(whitened * whitened, axis=0)
 
         factors = jnp.broadcast_to(factors, (len(means), *factors.shape[1:]))
         distances = jax.lax.map(lambda pair: distance(*pair), (means, factors))
@@ -168,9 +168,9 @@ def shrink(
     """
     eye = jnp.eye(len(covariance), dtype=bool)
     for _ in range(2 if form == "code" else 1):
-        off = jnp.where(eye, 0, covariance)
-        counted = off != 0 if form == "code" else ~eye
-        mean = jnp.sum(off) / jnp.maximum(jnp.sum(counted), 1)
+        outside = jnp.where(eye, 0, covariance)
+        counted = outside != 0 if form == "code" else ~eye
+        mean = jnp.sum(outside) / jnp.maximum(jnp.sum(counted), 1)
         variance = jnp.mean(jnp.diagonal(covariance))
         covariance += jnp.where(eye, diagonal * variance, off_diagonal * mean)
     variances = jnp.diagonal(covariance)

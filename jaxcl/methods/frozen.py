@@ -174,8 +174,8 @@ def move_means(
     before = means.counts[label] + earlier.sum(1, dtype=jnp.int32)
     shift = sum_products(earlier.T, offset) / jnp.maximum(before, 1)[:, None]
     counts = means.counts + count_rows(rows, len(means.counts))
-    moved = sum_products(classes, offset) / jnp.maximum(counts, 1)[:, None]
-    return ClassMeans(means.mean + moved, counts), offset - shift, before
+    change = sum_products(classes, offset) / jnp.maximum(counts, 1)[:, None]
+    return ClassMeans(means.mean + change, counts), offset - shift, before
 
 
 def sum_products(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -233,9 +233,9 @@ def gradients(
     """
 
     def loss(head, feature, stored, label):
-        now = net.logits({"head": head}, feature[None])
-        value = beta * losses.cross_entropy(now, label[None])
-        return value + alpha * losses.der(now, stored[None])
+        logits = net.logits({"head": head}, feature[None])
+        value = beta * losses.cross_entropy(logits, label[None])
+        return value + alpha * losses.der(logits, stored[None])
 
     def weighted(feature, stored, label, weight):
         slope = jax.grad(loss)(head, feature, stored, label)

@@ -273,6 +273,6 @@ def cut_mix(
         shape = [-1 if i == axis else 1 for i in range(4)]
         pixel = jnp.arange(extent).reshape(shape)
         inside, area = inside & (low <= pixel) & (pixel < high), area * (high - low)
-    due = jax.random.uniform(k_any) < probability
-    share = jnp.where(due, 1 - area / math.prod(images.shape[1:3]), 1)
-    return jnp.where(inside & due, images[rows], images), label[rows], share
+    is_mixed = jax.random.uniform(k_any) < probability
+    share = jnp.where(is_mixed, 1 - area / math.prod(images.shape[1:3]), 1)
+    return jnp.where(inside & is_mixed, images[rows], images), label[rows], share

@@ -79,9 +79,9 @@ def make_rule(memory_size: int, lr: float, steps: int) -> frozen.Rule:
             batch, mask = items, rows.mask
             if memory_size:
                 count = min(len(rows.label), memory_size)
-                drawn, there, _ = buffer.sample(memory, k_draw, count)
+                drawn, exists, _ = buffer.sample(memory, k_draw, count)
                 batch = jax.tree.map(lambda *x: jnp.concatenate(x), items, drawn)
-                mask = jnp.concatenate([mask, there])
+                mask = jnp.concatenate([mask, exists])
             features = standardise(moments, batch["features"])
             return descend(layer, features, batch["label"], mask, counts > 0, lr), None
 
@@ -104,11 +104,11 @@ def observe(moments: Moments, rows: frozen.Rows) -> Moments:
     count = moments.count + new
     mean = (rows.features * rows.mask[:, None]).sum(0) / jnp.maximum(new, 1)
     gaps = (rows.features - mean) * rows.mask[:, None]
-    moved = mean - moments.mean
+    shift = mean - moments.mean
     share = new / jnp.maximum(count, 1)
     scatter = moments.scatter + (gaps * gaps).sum(0)
-    scatter = scatter + moved * moved * moments.count * share
-    return Moments(count, moments.mean + moved * share, scatter)
+    scatter = scatter + shift * shift * moments.count * share
+    return Moments(count, moments.mean + shift * share, scatter)
 
 
 def standardise(moments: Moments, features: jax.Array) -> jax.Array:

@@ -73,10 +73,10 @@ def make(
         (value, stats), grads = slope(params, state.stats, incoming)
 
         lr = core.rate(parts, state)
-        ahead = jax.tree.map(lambda p, g: p - lr * g, params, grads)
+        stepped = jax.tree.map(lambda p, g: p - lr * g, params, grads)
         if virtual == "head":
-            ahead = params | {"head": ahead["head"]}
-        scores, scored = interference(net, params, ahead, stats, pool)
+            stepped = params | {"head": stepped["head"]}
+        scores, scored = interference(net, params, stepped, stats, pool)
         stats = scored if moves_statistics else stats
         replayed = pick_highest(parts, k_augment, scores, pool)
 
@@ -105,11 +105,11 @@ def _check_candidates(parts, candidates):
 def interference(
     net: online.Network,
     params: core.PyTree,
-    ahead: core.PyTree,
+    stepped: core.PyTree,
     stats: core.PyTree,
     rows: online.Rows,
 ):
-    """Return the rise of each row's loss by a step from `params` to `ahead`.
+    """Return the rise of each row's loss by a step from `params` to `stepped`.
 
     Returns:
       CE(ahead) - CE(params), f32[R], in nats, both with the batch statistics of the
@@ -122,7 +122,7 @@ def interference(
         return ce, after
 
     # Not one pass under vmap: it makes a grouped convolution, 5 times slower on CPU.
-    (before, scored), (later, _) = loss(params), loss(ahead)
+    (before, scored), (later, _) = loss(params), loss(stepped)
     return later - before, scored
 
 

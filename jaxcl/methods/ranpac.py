@@ -137,8 +137,8 @@ def choose_ridge(grams: Grams) -> jax.Array:
 
     def error(ridge):
         weights = solve_ridge(grams.inputs[0], grams.targets[0], ridge)
-        pulled = jnp.matmul(grams.inputs[1], weights, precision="highest")
-        total = jnp.sum(weights * (pulled - 2 * grams.targets[1]))
+        products = jnp.matmul(grams.inputs[1], weights, precision="highest")
+        total = jnp.sum(weights * (products - 2 * grams.targets[1]))
         return jnp.where(jnp.isfinite(total), total, jnp.inf)
 
     best = ridges[jnp.argmin(jax.lax.map(error, ridges))]

@@ -163,10 +163,10 @@ def weights(extra: Extra, batch: core.Batch) -> jax.Array:
     For a stored row it is in the memory. The rows of the present task are drawn
     uniformly: 1 / (rows of the class).
     """
-    same = batch["index"][:, None] == extra.memory.row
-    stored = jnp.sum(jnp.where(same, extra.memory.weight, 0), axis=1)
+    matches = batch["index"][:, None] == extra.memory.row
+    stored = jnp.sum(jnp.where(matches, extra.memory.weight, 0), axis=1)
     fresh = 1 / jnp.maximum(extra.count[batch["label"]], 1)
-    return jnp.where(jnp.any(same, axis=1), stored, fresh)
+    return jnp.where(jnp.any(matches, axis=1), stored, fresh)
 
 
 def make_method(

@@ -348,8 +348,8 @@ def _draw_rows(setup, keys, embed, network, memory):
 def _embed_all(memory, embed):
     """Embed all stored rows again; slots without a row are blank."""
     images = memory.items["image"]
-    there = memory.filled.reshape(-1, *(1,) * (images.ndim - 1))
-    features = embed(jnp.where(there, images, 0))
+    filled = memory.filled.reshape(-1, *(1,) * (images.ndim - 1))
+    features = embed(jnp.where(filled, images, 0))
     slots = jnp.arange(memory.capacity)
     return active_memory.refresh_rows(memory, slots, features, memory.filled)
 

@@ -340,24 +340,24 @@ def update_agent(agent: AgentState, rows: Transitions, options: Options) -> Agen
     def value_of(params, state, action):
         return critic.apply({"params": params}, *state, action)
 
-    now = _make_network_input(agent, rows.losses[:, :-1], rows.known, options)
+    inputs = _make_network_input(agent, rows.losses[:, :-1], rows.known, options)
     count = jnp.minimum(rows.known + 1, options.length)
-    then = _make_network_input(agent, rows.losses[:, 1:], count, options)
+    next_inputs = _make_network_input(agent, rows.losses[:, 1:], count, options)
     reward = rows.losses[:, -2] - rows.losses[:, -1]
     if options.standardise:
         reward = jnp.clip(reward / jnp.sqrt(agent.power + _TINY), -_CLIP, _CLIP)
-    action = act_by(agent.target_actor, then)
-    y = reward + options.discount * value_of(agent.target_critic, then, action)
+    action = act_by(agent.target_actor, next_inputs)
+    y = reward + options.discount * value_of(agent.target_critic, next_inputs, action)
 
     def critic_loss(params):
-        return jnp.mean((value_of(params, now, rows.action) - y) ** 2)
+        return jnp.mean((value_of(params, inputs, rows.action) - y) ** 2)
 
     grads = jax.grad(critic_loss)(agent.critic)
     step, critic_opt = adam_critic.update(grads, agent.critic_opt)
     new_critic = optax.apply_updates(agent.critic, step)
 
     def actor_loss(params):
-        return -jnp.mean(value_of(new_critic, now, act_by(params, now)))
+        return -jnp.mean(value_of(new_critic, inputs, act_by(params, inputs)))
 
     grads = jax.grad(actor_loss)(agent.actor)
     step, actor_opt = adam_actor.update(grads, agent.actor_opt)
@@ -395,20 +395,20 @@ def _move_moments(agent, loss, usable, stored, rewards):
     most 25 times their mean, so that one outlier does not outweigh all others.
     """
     weight = jnp.maximum(1 / (agent.count + 1), _WEIGHT).astype(loss.dtype)
-    off = loss - agent.mean
-    variance = (1 - weight) * (agent.variance + weight * off**2)
+    deviation = loss - agent.mean
+    variance = (1 - weight) * (agent.variance + weight * deviation**2)
     square = (agent.losses[-1] - loss) ** 2
     most = _CLIP**2 * agent.power + _TINY
     square = jnp.where(rewards > 1, jnp.minimum(square, most), square)
     share = jnp.maximum(1 / jnp.maximum(rewards, 1), _WEIGHT).astype(loss.dtype)
     power = agent.power + share * (square - agent.power)
     return agent._replace(
-        mean=jnp.where(usable, agent.mean + weight * off, agent.mean),
+        mean=jnp.where(usable, agent.mean + weight * deviation, agent.mean),
         variance=jnp.where(usable, variance, agent.variance),
         power=jnp.where(stored, power, agent.power),
     )
 
 
-def _require(good, name, value, allowed):
-    if not good:
+def _require(is_valid, name, value, allowed):
+    if not is_valid:
         raise Refused(f"{_FIELD}.{name}={value}: must be {allowed}")

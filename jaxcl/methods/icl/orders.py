@@ -148,11 +148,11 @@ def source(plan: OrderPlan, state: core.TrainState, task: stream.Task) -> stream
         rng = np.random.default_rng(np.asarray(jax.random.key_data(state.key)))
         stored = round(plan.replay_share * len(earlier))
         earlier = rng.permutation(earlier)[:stored]
-    both = task.train._replace(rows=np.concatenate([earlier, task.train.rows]))
+    joined = task.train._replace(rows=np.concatenate([earlier, task.train.rows]))
     if plan.strategy != "icl":
-        return both
+        return joined
     if plan.meta:
         order = functools.partial(meta_epoch, task=task, steps=_inner_order(plan, task))
     else:
         order = functools.partial(alternating_epoch, task=task)
-    return both._replace(order=order)
+    return joined._replace(order=order)

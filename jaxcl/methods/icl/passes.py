@@ -58,10 +58,10 @@ class Passes(NamedTuple):
         if not self.graphs:
             return self.net(params, stats, inputs, train=train, groups=groups)
         variables = {"params": params["encoder"], "batch_stats": stats["encoder"]}
-        rows, moved = self.encoder.apply(
+        rows, updates = self.encoder.apply(
             variables, inputs, train=train, key=key, mutable=["batch_stats"]
         )
-        after = stats | {"encoder": moved.get("batch_stats", stats["encoder"])}
+        after = stats | {"encoder": updates.get("batch_stats", stats["encoder"])}
         if self.head.nets:
             rows, head = self.head(params, stats, rows, train=train)
             after = after | head

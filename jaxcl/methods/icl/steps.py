@@ -118,8 +118,8 @@ def _take_inner_steps(setup, state, params, key, old, new):
         # reward of the last action: the last batch, seen once more, gives it.
         last_key, *sides = jax.tree.map(lambda x: x[-1], batches)
         k_loss, _ = jax.random.split(last_key)
-        there = jax.lax.stop_gradient((params, stats))
-        value, _ = loss(*there, k_loss, *sides)
+        point = jax.lax.stop_gradient((params, stats))
+        value, _ = loss(*point, k_loss, *sides)
         agent = ddpg.observe(agent, k_reward, value, setup.agent)
     return params, (agent, *losses_and_rates)
 
@@ -134,8 +134,8 @@ def _meta_step(setup, state, batch):
     steps, size = batch["index"].shape[0] // 2 - 1, batch["index"].shape[1]
     k_inner, k_outer, k_agent = jax.random.split(core.step_key(state), 3)
     inner_old, inner_new, new, old = (
-        jax.tree.map(lambda x, at=at: x[at], batch)
-        for at in (slice(0, steps), slice(steps, 2 * steps), -2, -1)
+        jax.tree.map(lambda x, part=part: x[part], batch)
+        for part in (slice(0, steps), slice(steps, 2 * steps), -2, -1)
     )
 
     def outer_loss(params):
@@ -152,19 +152,19 @@ def _meta_step(setup, state, batch):
         return value, (stats, params, aux)
 
     if setup.second_order:
-        (value, (stats, there, aux)), grads = jax.value_and_grad(
+        (value, (stats, adapted, aux)), grads = jax.value_and_grad(
             through_inner, has_aux=True
         )(state.params)
     else:
-        there, aux = _take_inner_steps(
+        adapted, aux = _take_inner_steps(
             setup, state, state.params, k_inner, inner_old, inner_new
         )
-        (value, stats), grads = jax.value_and_grad(outer_loss, has_aux=True)(there)
+        (value, stats), grads = jax.value_and_grad(outer_loss, has_aux=True)(adapted)
     agent, losses, rates = aux
     metrics = {
         "inner_loss": losses.mean(),
         "inner_lr": rates.mean(),
-        "inner_moved": _relative_change(state.params, there),
+        "inner_moved": _relative_change(state.params, adapted),
     }
     extra = state.extra._replace(agents=state.extra.agents | {"old": agent})
     state, passes = state.replace(extra=extra), 3 * size * (steps + 1)

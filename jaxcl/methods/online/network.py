@@ -97,9 +97,9 @@ class Network:
         rows that exist. If a draw has no rows, no later draw has any.
         """
         batches = [rows.images for rows in (incoming, *draws)]
-        features, (stats, *along) = self._chain.apply_in_turn(params, stats, *batches)
+        features, (stats, *later) = self._chain.apply_in_turn(params, stats, *batches)
         new, *old = (Outputs(x, self.logits(params, x)) for x in features)
-        for rows, after in zip(draws, along, strict=True):
+        for rows, after in zip(draws, later, strict=True):
             stats = _if_any(rows, after, stats)
         return (new, *old), stats
 
@@ -134,5 +134,5 @@ class Network:
 
 def _if_any(rows, after, before):
     """Return the statistics after a pass; before it if none of its rows exists."""
-    some = jnp.any(rows.mask)
-    return jax.tree.map(lambda new, old: jnp.where(some, new, old), after, before)
+    any_rows = jnp.any(rows.mask)
+    return jax.tree.map(lambda new, old: jnp.where(any_rows, new, old), after, before)

@@ -106,8 +106,8 @@ def add(
         after, metrics = method.step(before, batch)
         if form == "released":  # the rows move the network's running statistics
             encoder = chain.Chain({"encoder": parts.encoder})
-            features, moved = encoder(before.params, after.stats, images, train=True)
-            after = after.replace(stats=after.stats | moved)
+            features, update = encoder(before.params, after.stats, images, train=True)
+            after = after.replace(stats=after.stats | update)
         else:
             features = method.embed(before, images)
         label, mask = labelled["label"], jnp.ones(len(features))

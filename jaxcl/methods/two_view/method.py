@@ -173,11 +173,11 @@ def _check_data(parts, base, spec, strategy, plan):
         )
 
 
-def _count_rows(parts, asked: int) -> int:
+def _count_rows(parts, choice: int) -> int:
     """Choose the number of rows of a head that classifies each image by its number."""
-    if asked and asked < parts.train_rows:
+    if choice and choice < parts.train_rows:
         raise Refused(
-            f"config.method.base.rows={asked}: each of the {parts.train_rows} train "
+            f"config.method.base.rows={choice}: each of the {parts.train_rows} train "
             f"images has a row; must be at least {parts.train_rows}"
         )
-    return asked or max(parts.train_rows, 1)
+    return choice or max(parts.train_rows, 1)

@@ -88,9 +88,9 @@ def _update(setup, state, batch, keys):
 
     # Loss and gradients
     if setup.online:
-        losses, which = stream.list_losses(setup, reading)
+        losses, use_first = stream.list_losses(setup, reading)
     else:
-        losses, which = [lambda x: (compute_loss(base, strategy, x), {})], first
+        losses, use_first = [lambda x: (compute_loss(base, strategy, x), {})], first
         if first is not None:
             losses = [lambda x: (base.loss(x), {}), *losses]
     (loss, terms, features, stats), grads = loss_and_grads(
@@ -98,7 +98,7 @@ def _update(setup, state, batch, keys):
         state.params,
         targets,
         losses,
-        which,
+        use_first,
     )
     if base.mask_gradients is not None:
         of_base = {name: grads[name] for name in setup.base_params}
@@ -221,7 +221,7 @@ def loss_and_grads(
     params: core.PyTree,
     targets: dict,
     losses: Sequence[Callable],
-    which: jax.Array | None = None,
+    use_first: jax.Array | None = None,
 ):
     """Compute a loss of the networks' outputs, and its gradients in the parameters.
 
@@ -235,7 +235,7 @@ def loss_and_grads(
       params: parameters of all networks that learn.
       targets: the other fields of `records.Features`.
       losses: functions of `Features`, (loss, metrics); one, or two to choose from.
-      which: bool[], takes the first of two losses, else the second.
+      use_first: bool[], takes the first of two losses, else the second.
 
     Returns:
       (loss, metrics, `Features`, statistics after the pass), gradients.
@@ -248,10 +248,10 @@ def loss_and_grads(
         has_aux=True,
     )
     branches = [functools.partial(gradient, loss) for loss in losses]
-    if which is None:
+    if use_first is None:
         (loss, metrics), output_grads = branches[0](outputs)
     else:
-        (loss, metrics), output_grads = jax.lax.cond(which, *branches, outputs)
+        (loss, metrics), output_grads = jax.lax.cond(use_first, *branches, outputs)
     (grads,) = params_vjp(output_grads)
     return (loss, metrics, records.Features(**outputs, **targets), stats), grads
 
@@ -376,19 +376,19 @@ def _pass_copied(setup, params, stats, images, reading, *, train, key=None):
             params, stats, chosen.reshape(-1, chosen.shape[-1]), train=train
         )
         patches = rows.reshape(*places.shape, setup.dim)
-    z, more = projector(params, stats, h, train=train, groups=views)
-    return h, z, after | more, patches
+    z, projector_stats = projector(params, stats, h, train=train, groups=views)
+    return h, z, after | projector_stats, patches
 
 
 def _pass_replayed(setup, params, stats, reading):
     """Project replayed images, f32[R,D]; return the moved statistics, too."""
     key = None if reading.key is None else jax.random.fold_in(reading.key, _REPLAYED)
-    rows, moved = setup.copied(params, stats, reading.replayed, train=True, key=key)
+    rows, new_stats = setup.copied(params, stats, reading.replayed, train=True, key=key)
     # In the first step of a run nothing is stored, and the images are blank.
-    some = jnp.any(reading.features["stored_mask"])
+    any_stored = jnp.any(reading.features["stored_mask"])
     return rows, stats | {
-        name: jax.tree.map(lambda a, b: jnp.where(some, a, b), new, stats[name])
-        for name, new in moved.items()
+        name: jax.tree.map(lambda a, b: jnp.where(any_stored, a, b), new, stats[name])
+        for name, new in new_stats.items()
     }
 
 
@@ -420,11 +420,11 @@ def _move_teacher(state, keep) -> records.Extra:
     Returns:
       `extra` of the state.
     """
-    extra, moved = state.extra, {}
+    extra, updates = state.extra, {}
     for name, tree in (("teacher", state.params), ("teacher_stats", state.stats)):
         old = getattr(extra, name)
-        moved[name] = optim.ema(old, {net: tree[net] for net in old}, keep)
-    return extra._replace(**moved)
+        updates[name] = optim.ema(old, {net: tree[net] for net in old}, keep)
+    return extra._replace(**updates)
 
 
 def end_warm_up(setup, state):

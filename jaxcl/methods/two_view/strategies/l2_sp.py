@@ -33,13 +33,13 @@ def make(*, alpha: schema.Weight = 0.1) -> records.Strategy:
     def change_gradients(anchor, state, grads, lr):
         share = alpha / jnp.maximum(alpha * lr, 1.0)
         share = jnp.where(anchor.trained, share, 0.0)
-        pulled = jax.tree.map(
+        encoder_grads = jax.tree.map(
             lambda g, p, start: g + share * (p - start),
             grads["encoder"],
             state.params["encoder"],
             anchor.params,
         )
-        return {**grads, "encoder": pulled}, anchor
+        return {**grads, "encoder": encoder_grads}, anchor
 
     return records.Strategy(
         init_state=lambda setup, key, params, image: Anchor(
