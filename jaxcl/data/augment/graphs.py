@@ -92,9 +92,9 @@ def _change_graphs(key, graphs, *, kinds, choice, share, keep, growing, mean, st
     """Return the graphs, each after one kind of change."""
     k_kind, k_clock, k_grow, k_noise = jax.random.split(key, 4)
     kind = _draw_kinds(k_kind, graphs, len(kinds), choice)
-    due = {name: kinds.index(name) == kind for name in kinds}
+    applies = {name: kinds.index(name) == kind for name in kinds}
     dropped, grown, masked = (
-        due.get(name, jnp.zeros_like(kind, bool)) for name in KINDS
+        applies.get(name, jnp.zeros_like(kind, bool)) for name in KINDS
     )
     # All three kinds take the first nodes in order of time, so they share one sort.
     time = _draw_clocks(k_clock, graphs)
@@ -219,15 +219,15 @@ def _entry_times(key, graphs, clock, grown, growing):
     k_first, k_draws = jax.random.split(key)
     slots = jnp.arange(len(grown))
     keys = jax.vmap(jax.random.fold_in, (None, 0))(k_first, slots)
-    at = jax.vmap(lambda k, n: jax.random.randint(k, (), 0, n))(
+    place_of_first = jax.vmap(lambda k, n: jax.random.randint(k, (), 0, n))(
         keys, jnp.maximum(_counts(graphs), 1)
     )
     place = _sum_earlier_nodes(graphs.node_mask.astype(jnp.int32), graphs)
     inside = grown[graphs.node_graph]
-    first = inside & graphs.node_mask & (place == at[graphs.node_graph])
+    first = inside & graphs.node_mask & (place == place_of_first[graphs.node_graph])
 
-    def further(now):
-        time, _, rounds = now
+    def further(carry):
+        time, _, rounds = carry
         sent = jnp.where(graphs.edge_mask, time[graphs.senders], jnp.inf)
         near = clock + _over_edges(jax.ops.segment_min, sent, graphs)
         new = jnp.where(first, 0.0, near)
@@ -236,7 +236,9 @@ def _entry_times(key, graphs, clock, grown, growing):
     # A shortest path has fewer edges than there are nodes.
     most = len(clock) if growing else 1
     start = (jnp.where(first, 0.0, jnp.inf), jnp.any(first), 0)
-    time, *_ = lax.while_loop(lambda now: now[1] & (now[2] < most), further, start)
+    time, *_ = lax.while_loop(
+        lambda carry: carry[1] & (carry[2] < most), further, start
+    )
     # Neither 0 nor 1, since `_enters_in_time` takes the logarithm and divides.
     draw = jax.vmap(lambda k: jax.random.uniform(k, minval=1e-7))
     draws = draw(graph_arrays.node_keys(k_draws, graphs))

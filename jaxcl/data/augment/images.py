@@ -54,9 +54,9 @@ def _check_ranges(**ranges: Sequence[float]) -> None:
     """Refuse an invalid range (low, high) of config.augment."""
     for name, value in ranges.items():
         top = 1.0 if name == "scale" else math.inf
-        good = len(value) == 2 and 0 < value[0] <= value[1] <= top
+        is_valid = len(value) == 2 and 0 < value[0] <= value[1] <= top
         field = f"config.augment.{name}"
-        _require(good, field, value, f"(low, high) with 0 < low <= high <= {top}")
+        _require(is_valid, field, value, f"(low, high) with 0 < low <= high <= {top}")
 
 
 # Full precision, since weights rounded to bf16 would no longer sum to one. The products
@@ -118,18 +118,18 @@ def _jitter(key, planes, strength, applied=True):
     if len(planes) > 1 and not coloured:  # of one, saturation changes nothing
         value = jnp.where(np.arange(4) == 2, neutral, value)
     order = jnp.asarray(_ORDERS)[jnp.floor(24 * u[4]).astype(jnp.int32)]
-    due = order[:, None] == jnp.arange(4)  # bool[slot, operation]
-    factor = jnp.where(due[:, 3], 1.0, jnp.sum(due * value, axis=1))
-    turn = jnp.where(due[:, 3], value[3], 0.0)
+    applies = order[:, None] == jnp.arange(4)  # bool[slot, operation]
+    factor = jnp.where(applies[:, 3], 1.0, jnp.sum(applies * value, axis=1))
+    turn = jnp.where(applies[:, 3], value[3], 0.0)
 
-    def slot(planes, now):
-        factor, contrast, saturation, turn = now
+    def slot(planes, values):
+        factor, contrast, saturation, turn = values
         gray = _to_gray(planes)
         other = jnp.where(contrast, gray.mean(), jnp.where(saturation, gray, 0.0))
         planes = _blend_planes(planes, other, factor)
         return _turn_hue(planes, turn) if strength[3] and coloured else planes, None
 
-    slots = factor, due[:, 1], due[:, 2], turn
+    slots = factor, applies[:, 1], applies[:, 2], turn
     return jax.lax.scan(slot, list(planes), slots)[0]
 
 
@@ -142,9 +142,9 @@ def _blur_matrix(sigma, *, extent, radius):
     band = jnp.exp(-0.5 * (distance / sigma) ** 2) * taps[0]
     band = jnp.where(distance <= radius, band, 0.0)
     # Taps beyond an edge count for the pixel at the edge.
-    beyond = jnp.arange(radius + 1) > pixel[:, None]
-    beyond = jnp.sum(jnp.where(beyond, taps, 0.0), axis=1, keepdims=True)
-    return band + (pixel == 0) * beyond + (pixel == extent - 1) * beyond[::-1]
+    outside = jnp.arange(radius + 1) > pixel[:, None]
+    outside = jnp.sum(jnp.where(outside, taps, 0.0), axis=1, keepdims=True)
+    return band + (pixel == 0) * outside + (pixel == extent - 1) * outside[::-1]
 
 
 def grayscale(image: jax.Array) -> jax.Array:
@@ -482,16 +482,16 @@ def make_eval(
 
 
 def _check_moments(mean, std):
-    good = len(std) == len(mean)
-    _require(good, "config.augment.std", std, f"as long as mean {mean!r}")
+    is_valid = len(std) == len(mean)
+    _require(is_valid, "config.augment.std", std, f"as long as mean {mean!r}")
 
 
 def _probabilities(name, value, views) -> tuple[float, ...]:
     """Return the probability of each view."""
     by_view = (value,) * views if np.ndim(value) == 0 else tuple(value)
-    good = len(by_view) == views
+    is_valid = len(by_view) == views
     allowed = f"one number, or one for each of {views} views"
-    _require(good, f"config.augment.{name}", value, allowed)
+    _require(is_valid, f"config.augment.{name}", value, allowed)
     return by_view
 
 

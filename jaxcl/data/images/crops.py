@@ -19,8 +19,8 @@ def resize(
     Pillow widens its filter when shrinking; cv2 shrinks by area averaging and
     enlarges by `interpolation`.
     """
-    have = image.shape[:2]
-    if have == (height, width):
+    sides = image.shape[:2]
+    if sides == (height, width):
         return image
     if decoder == "pillow":
         flat = image[..., 0] if image.shape[2] == 1 else image
@@ -30,8 +30,8 @@ def resize(
         return np.asarray(resized).reshape(height, width, -1)
     import cv2
 
-    small = min(height, have[0]), min(width, have[1])
-    if small != have:
+    small = min(height, sides[0]), min(width, sides[1])
+    if small != sides:
         image = cv2.resize(image, small[::-1], interpolation=cv2.INTER_AREA)
     if small != (height, width):
         filters = {"bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}

@@ -153,8 +153,8 @@ def _by_cv2(data, channels, factor) -> np.ndarray | None:
     except cv2.error:
         return None
     # It has no name for a smaller RGB image.
-    turned = factor > 1 and channels == 3
-    return np.ascontiguousarray(image[..., ::-1]) if turned else image
+    is_bgr = factor > 1 and channels == 3
+    return np.ascontiguousarray(image[..., ::-1]) if is_bgr else image
 
 
 def _is_plain(data: bytes, opened: Image.Image) -> bool:

@@ -149,9 +149,9 @@ def _read_meta(path) -> dict:
                     field = f"{file}: splits.{split}.{key}.file"
                     schema.check_value(entries[key]["file"], shared.Inside, field)
     except (OSError, ValueError, LookupError, TypeError) as error:
-        wrong = f"{file}: {'no such file' if isinstance(error, OSError) else error!r}"
+        problem = f"{file}: {'no such file' if isinstance(error, OSError) else error!r}"
         raise Refused(
-            f"{wrong}; path must be a folder with a meta.json, as `jaxcl data NAME "
+            f"{problem}; path must be a folder with a meta.json, as `jaxcl data NAME "
             f"--out={path}` or `jaxcl convert IN.npz {path}` writes it"
         ) from error
     return meta

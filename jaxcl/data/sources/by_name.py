@@ -63,8 +63,8 @@ class _JoinedRows(readers.Rows):
         if None in files:
             return None
         firsts = np.cumsum([0, *(len(names) for names, _ in files)])
-        which = [x + first for (_, x), first in zip(files, firsts, strict=False)]
-        return [name for names, _ in files for name in names], np.concatenate(which)
+        numbers = [x + first for (_, x), first in zip(files, firsts, strict=False)]
+        return [name for names, _ in files for name in names], np.concatenate(numbers)
 
     @property
     def channels(self) -> int | None:
@@ -299,5 +299,5 @@ def kind_of(path: str) -> str:
 def section_of(path: str) -> dict:
     """Return the section config.data that reads a path, see `kind_of`."""
     kind = kind_of(path)
-    more = huggingface.guess_options(str(path)) if kind == "huggingface" else {}
-    return {"name": kind, "path": str(path), **more}
+    options = huggingface.guess_options(str(path)) if kind == "huggingface" else {}
+    return {"name": kind, "path": str(path), **options}

@@ -30,7 +30,7 @@ def features(*, path: str) -> stream.Dataset:
 
     path: the file, .npz or .safetensors; see `sources.features` for what it holds.
     """
-    columns, about = read(path)
+    columns, metadata = read(path)
     parts = {}
     for split in stream.SPLITS:
         if f"{split}_x" in columns:
@@ -39,7 +39,7 @@ def features(*, path: str) -> stream.Dataset:
     if "train" not in parts:
         raise Refused(f"{path}: has no train_x, but {sorted(columns)[:10]}")
     name = os.path.splitext(os.path.basename(path))[0]
-    names = [about.get(key) or None for key in ("class_names", "domain_names")]
+    names = [metadata.get(key) or None for key in ("class_names", "domain_names")]
     return arrays.dataset(name, parts, *names)
 
 
@@ -78,19 +78,19 @@ def read(path: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
             raise Refused(f"{path} cannot be read: {error}") from error
         text = header.get("__metadata__", {}).get(_ABOUT, "{}")
     with storage.reading(path):
-        about = json.loads(text)
-    if not isinstance(about, dict):
+        metadata = json.loads(text)
+    if not isinstance(metadata, dict):
         raise Refused(f"{path}: {_ABOUT} must be an object of JSON")
-    return arrays, about
+    return arrays, metadata
 
 
-def write(path: str, arrays: Mapping[str, np.ndarray], about: Mapping) -> None:
+def write(path: str, arrays: Mapping[str, np.ndarray], metadata: Mapping) -> None:
     """Write a file of features; the same arguments give the same bytes.
 
     Raises:
       OSError: it could not be written.
     """
-    text = json.dumps(about, sort_keys=True)
+    text = json.dumps(metadata, sort_keys=True)
     with storage.replacing(path) as file:
         if path.endswith(".npz"):
             np.savez(file, allow_pickle=False, **arrays, **{_ABOUT: np.array(text)})

@@ -178,12 +178,12 @@ def _replace_folder(out) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _unpack(path, beside) -> Iterator[str]:
+def _unpack(path, target) -> Iterator[str]:
     """Unpack an archive next to a path, temporarily, and give its one folder.
 
     `_check_archive` has compared its bytes, so its content needs no check.
     """
-    where = os.path.dirname(os.path.abspath(beside))
+    where = os.path.dirname(os.path.abspath(target))
     os.makedirs(where, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=where, suffix=".part") as draft:
         if zipfile.is_zipfile(path):

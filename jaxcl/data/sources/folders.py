@@ -147,9 +147,9 @@ def _scan_domains(path, wanted, left_out) -> tuple:
                 f"path={os.path.join(path, domains[number])!r}: has images and no "
                 "folders; a domain must have a folder for each class"
             )
-        for at, file in zip(numbers, paths, strict=True):
-            if classes[at] in names:
-                label.append(names.index(classes[at]))
+        for folder_number, file in zip(numbers, paths, strict=True):
+            if classes[folder_number] in names:
+                label.append(names.index(classes[folder_number]))
                 files.append(file)
                 domain.append(number)
     return names, tuple(domains), (label, files, domain)
@@ -199,10 +199,10 @@ def _check_splits(path, names) -> None:
     Args:
       names: names of the class folders.
     """
-    beside = listing.folders(path)
-    alike = [name for name in beside if layouts.is_like_split(name)]
-    others = [name for name in beside if name not in layouts.SPLITS]
-    if "train" in beside:  # a train/ without class folders may be a class among others
+    folders = listing.folders(path)
+    alike = [name for name in folders if layouts.is_like_split(name)]
+    others = [name for name in folders if name not in layouts.SPLITS]
+    if "train" in folders:  # a train/ without class folders may be a class among others
         alike = [x for x in others if x in alike or not (names or _is_empty(path, x))]
     if alike:
         raise Refused(
@@ -222,10 +222,12 @@ def _list_held_out(path, names) -> list[str]:
 
     If train/ has class folders, they need class folders, too.
     """
-    there = [x for x in ("val", "test") if storage.is_folder(os.path.join(path, x))]
+    candidates = [
+        x for x in ("val", "test") if storage.is_folder(os.path.join(path, x))
+    ]
     if not names:
-        return there
-    return [x for x in there if listing.folders(os.path.join(path, x))]
+        return candidates
+    return [x for x in candidates if listing.folders(os.path.join(path, x))]
 
 
 def scan_classes(
@@ -251,10 +253,12 @@ def scan_classes(
         if name != name.encode(errors="replace").decode():
             raise Refused(f"{os.fsencode(name)!r}: a class's name must be UTF-8")
     # In a bucket a listing of the whole folder would be needed once more.
-    if names and not storage.in_bucket(path) and (beside := _images_in(folder)):
-        logging.warning("path=%r: %d %s are left out", folder, len(beside), _BESIDE)
+    if names and not storage.in_bucket(path) and (loose_images := _images_in(folder)):
+        logging.warning(
+            "path=%r: %d %s are left out", folder, len(loose_images), _BESIDE
+        )
         if left_out is not None:
-            left_out[_BESIDE] += len(beside)
+            left_out[_BESIDE] += len(loose_images)
     if wanted:
         missing, extra = sorted({*wanted} - {*names}), sorted({*names} - {*wanted})
         if only and (missing or extra):

@@ -120,14 +120,14 @@ def _read_npz(path) -> tuple[str, dict]:
     names = arrays.setdefault("class_names", np.arange(label.max(initial=0) + 1))
     length = max(len(np.atleast_1d(arrays.get(key, ()))) for key in _OPTIONAL[:2])
     most = max(length, _ISOLATED * (len(label) + edges.size))
-    for key, good, what in (
+    for key, is_valid, expected in (
         ("label", label.ndim == 1 and len(label) > 0, "[G]"),
         ("class_names", names.ndim == 1 and label.max() < len(names), "[C], of all"),
         ("edges", edges.ndim == 2 and len(edges) == 2, "[2, E]"),
         ("graph_ptr", ptr.shape == (len(label) + 1,), f"[{len(label) + 1}]"),
     ):
-        if not good:
-            raise Refused(f"{path}: {key} is {arrays[key].shape}, expected {what}")
+        if not is_valid:
+            raise Refused(f"{path}: {key} is {arrays[key].shape}, expected {expected}")
     if ptr[0] or (np.diff(ptr) < 0).any() or not 0 < ptr[-1] <= most:
         raise Refused(
             f"{path}: graph_ptr must begin with 0, never fall, and end at the number "
@@ -201,14 +201,14 @@ def _make_undirected(where, pairs, graph) -> np.ndarray:
     nodes = len(graph)
     outside = ((pairs < 0) | (pairs >= nodes)).any(axis=0)
     members = graph[np.where(outside, 0, pairs)]
-    for at in np.flatnonzero(outside | (members[0] != members[1]))[:1]:
+    for edge in np.flatnonzero(outside | (members[0] != members[1]))[:1]:
         raise Refused(
-            f"{where}: edge {at + 1}, of nodes {(pairs[:, at] + 1).tolist()}, must be "
-            f"of two in 1 to {nodes} of one graph"
+            f"{where}: edge {edge + 1}, of nodes {(pairs[:, edge] + 1).tolist()}, must "
+            f"be of two in 1 to {nodes} of one graph"
         )
     pairs = pairs[:, pairs[0] != pairs[1]]
-    both = np.concatenate([pairs, pairs[::-1]], axis=1)
-    return np.stack(np.divmod(np.unique(both[0] * nodes + both[1]), nodes))
+    directed = np.concatenate([pairs, pairs[::-1]], axis=1)
+    return np.stack(np.divmod(np.unique(directed[0] * nodes + directed[1]), nodes))
 
 
 def _features(where, arrays, edges, names, std, normalise) -> np.ndarray:

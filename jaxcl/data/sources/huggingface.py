@@ -143,11 +143,11 @@ def huggingface(
     fetch, by_split = functools.partial(_fetch_image, image_key), {}
     for split, label in numbers.items():
         sizes = [len(x) for x in labels[split]]
-        which = np.repeat(np.arange(len(sizes)), sizes)
+        file_numbers = np.repeat(np.arange(len(sizes)), sizes)
         place = np.concatenate([np.arange(size) for size in sizes])
         files = (*chosen[split],)
         reader = readers.FileRows(
-            files, which, place, fetch, images.decoding, unit="row"
+            files, file_numbers, place, fetch, images.decoding, unit="row"
         )
         by_split[split] = shared.read_by_row(reader, label)
     name = os.path.basename(os.path.abspath(path))

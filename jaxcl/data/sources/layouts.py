@@ -48,19 +48,19 @@ def check_masks(path: str, folders: set[tuple[str, ...]]) -> None:
         for place in folders
         for i, name in enumerate(place)
     }
-    beside = {above: name for plain, above, name in names if plain in _IMAGES}
+    image_folders = {above: name for plain, above, name in names if plain in _IMAGES}
     masks = sorted(
         "/".join([*above, name])
         for plain, above, name in names
-        if plain in _MASKS or (plain in _MAY_BE_MASKS and above in beside)
+        if plain in _MASKS or (plain in _MAY_BE_MASKS and above in image_folders)
     )
     if not masks:
         return
-    images = sorted("/".join([*above, name]) for above, name in beside.items())
+    images = sorted("/".join([*above, name]) for above, name in image_folders.items())
     advice = "give a folder without them"
     if len(images) == 1:
-        alone = os.path.join(path, images[0])
-        advice = f"config.data.path={alone!r} reads the images alone"
+        image_path = os.path.join(path, images[0])
+        advice = f"config.data.path={image_path!r} reads the images alone"
     raise Refused(
         f"path={path!r}: folders {masks[:5]} look like masks of other images, not "
         f"like classes: {advice}; {_ANYWAY}"
@@ -110,9 +110,9 @@ def shared_classes(folders: set[tuple[str, ...]]) -> Sequence[str]:
         inside.setdefault(first, set()).add(rest[0] if rest else "")
     if len(inside) < 2:
         return ()
-    everywhere = set.intersection(*inside.values())
-    anywhere = set.union(*inside.values())
-    alike = len(everywhere) > 1 and 2 * len(everywhere) >= len(anywhere)
-    if "" in anywhere or not alike:
+    in_all = set.intersection(*inside.values())
+    in_any = set.union(*inside.values())
+    alike = len(in_all) > 1 and 2 * len(in_all) >= len(in_any)
+    if "" in in_any or not alike:
         return ()
-    return sorted(everywhere, key=listing.natural_key)
+    return sorted(in_all, key=listing.natural_key)

@@ -113,9 +113,9 @@ def _fill_polygon(vertices: np.ndarray, side: int) -> np.ndarray:
     rows = np.arange(side, dtype=np.int64)[:, None] * _UNIT + _UNIT // 2
     crosses = (y0 <= rows) != (y1 <= rows)
     rise = np.where(y1 == y0, 1, y1 - y0)
-    at = x0 + (x1 - x0) * (rows - y0) // rise
+    crossing = x0 + (x1 - x0) * (rows - y0) // rise
     # A sample lies right of a crossing from this column on.
-    first = np.clip(-((_UNIT // 2 - at) // _UNIT), 0, side)
+    first = np.clip(-((_UNIT // 2 - crossing) // _UNIT), 0, side)
     flips = np.zeros((side, side + 1), bool)
     np.logical_xor.at(flips, (np.nonzero(crosses)[0], first[crosses]), True)
     return np.logical_xor.accumulate(flips, axis=1)[:, :side]

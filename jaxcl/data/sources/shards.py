@@ -91,9 +91,9 @@ def shards(
     reader = readers.FileRows(
         index.shards, index.shard, rows, fetch, images.decoding, **options
     )
-    every = shared.read_by_row(reader, index.label, index.domain)
+    all_rows = shared.read_by_row(reader, index.label, index.domain)
     by_split = {
-        name: splits.take_rows(every, np.flatnonzero(index.split == name.encode()))
+        name: splits.take_rows(all_rows, np.flatnonzero(index.split == name.encode()))
         for name in ("train", "val", "test")
         if (index.split == name.encode()).any()
     }

@@ -184,8 +184,8 @@ def _find_records(
         ) from error
     instructions = [part for part in instructions if part.take > 0]
     if not instructions:
-        has = {name: part.num_examples for name, part in info.splits.items()}
-        raise Refused(f"split {split!r}: has no examples; {info.name} has {has}")
+        counts = {name: part.num_examples for name, part in info.splits.items()}
+        raise Refused(f"split {split!r}: has no examples; {info.name} has {counts}")
     files = tuple(str(part.filename) for part in instructions)
     # A set may be prepared again in the same directory, with other labels alone.
     prepared = os.path.join(info.data_dir, "dataset_info.json")

@@ -43,8 +43,8 @@ def digits(
     raw = datasets.load_digits()
     images = np.round(raw.images * (255 / 16)).astype(np.uint8)
     if size is not None:
-        how = Image.Resampling[interpolation.upper()]
-        resized = [Image.fromarray(x).resize((size, size), how) for x in images]
+        resampling = Image.Resampling[interpolation.upper()]
+        resized = [Image.fromarray(x).resize((size, size), resampling) for x in images]
         images = np.stack([np.asarray(x) for x in resized])
     images = np.repeat(images[..., None], channels, axis=-1)
     label = raw.target.astype(np.int32)

@@ -85,28 +85,28 @@ def pad_batch(
       Refused: no such row, or the graphs are larger than the batch.
     """
     rows, count = np.asarray(rows), len(graph_set.label)
-    good = rows.ndim == 1 and np.issubdtype(rows.dtype, np.integer)
-    if not good or (rows.size and not -1 <= rows.min() <= rows.max() < count):
+    is_valid = rows.ndim == 1 and np.issubdtype(rows.dtype, np.integer)
+    if not is_valid or (rows.size and not -1 <= rows.min() <= rows.max() < count):
         raise Refused("rows", rows, f"must be integers below {count}, or -1")
     slots = np.flatnonzero(rows >= 0)
-    taken = take_graphs(graph_set, rows[slots])
-    for name, need, have in (
+    part = take_graphs(graph_set, rows[slots])
+    for name, needed, limit in (
         ("graphs", max(len(rows), 1), graphs),
-        ("nodes", max(len(taken.features), 1), nodes),
-        ("edges", taken.edges.shape[1], edges),
+        ("nodes", max(len(part.features), 1), nodes),
+        ("edges", part.edges.shape[1], edges),
     ):
-        if need > have:
-            raise Refused(name, have, f"the rows need at least {need}")
+        if needed > limit:
+            raise Refused(name, limit, f"the rows need at least {needed}")
     features = np.zeros((nodes, graph_set.features.shape[1]), np.float32)
-    features[: len(taken.features)] = taken.features
-    node_slots = np.repeat(slots, np.diff(taken.graph_ptr))
+    features[: len(part.features)] = part.features
+    node_slots = np.repeat(slots, np.diff(part.graph_ptr))
     # The set is sorted by source. Each edge has its reverse, so swapping the ends gives
     # the same edges, sorted by receiver.
-    receivers, senders = taken.edges
+    receivers, senders = part.edges
     return Graphs(
         features=features,
         node_graph=_fill_up(node_slots, nodes, graphs - 1),
-        node_mask=np.arange(nodes) < len(taken.features),
+        node_mask=np.arange(nodes) < len(part.features),
         senders=_fill_up(senders, edges, nodes - 1),
         receivers=_fill_up(receivers, edges, nodes - 1),
         edge_mask=np.arange(edges) < len(senders),
@@ -181,11 +181,11 @@ def budget_of(
     if no budget is large enough.
     """
     rows = np.atleast_2d(rows)
-    need = _batch_sizes(np.stack(_graph_sizes(graph_set), axis=-1), rows)
+    sizes = _batch_sizes(np.stack(_graph_sizes(graph_set), axis=-1), rows)
     for budget in budgets:
-        if rows.shape[1] <= budget.graphs and (need <= budget[:2]).all():
+        if rows.shape[1] <= budget.graphs and (sizes <= budget[:2]).all():
             return budget
-    nodes, edges = need.max(axis=0)
+    nodes, edges = sizes.max(axis=0)
     raise Refused(
         f"{rows.shape[1]} rows with {nodes} nodes and {edges} edges fit none of "
         f"{budgets}"

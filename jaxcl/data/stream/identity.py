@@ -116,11 +116,11 @@ def _read_marks(reader, rows) -> list[int]:
         return list(pool.map(read_mark, rows))
 
 
-def _file_marks(files, which) -> np.ndarray:
+def _file_marks(files, file_numbers) -> np.ndarray:
     """Digest the size and time of each row's file, u64[N]."""
     pairs = zip(files, sizes_and_times(files).tolist(), strict=True)
     marks = [_digest(repr(pair).encode()) for pair in pairs]
-    return np.array(marks, np.uint64)[which]
+    return np.array(marks, np.uint64)[file_numbers]
 
 
 def sizes_and_times(files: Sequence[str]) -> np.ndarray:
@@ -215,16 +215,16 @@ def read_identity(workdir: epath.PathLike) -> Identity | None:
         raise Refused(f"{path} is damaged: {error}; remove it") from error
 
 
-def describe_changes(before: Identity, now: Identity) -> str:
+def describe_changes(before: Identity, after: Identity) -> str:
     """Describe how many rows of two sets differ, with the first names; "": none.
 
     A changed row has other bytes, another label or domain, or is in another split.
     """
-    if before.digest() == now.digest():
+    if before.digest() == after.digest():
         return ""
-    alike = bool(before.by_bytes) == bool(now.by_bytes)
+    alike = bool(before.by_bytes) == bool(after.by_bytes)
     old, new = (
-        {x[0]: x[1 + (not alike) :] for x in _describe_rows(y)} for y in (before, now)
+        {x[0]: x[1 + (not alike) :] for x in _describe_rows(y)} for y in (before, after)
     )
     differ = {
         "added": [name for name in new if name not in old],
@@ -232,8 +232,8 @@ def describe_changes(before: Identity, now: Identity) -> str:
         "changed": [name for name in new if old.get(name, new[name]) != new[name]],
     }
     phrases = [
-        f"{listing.say_names([os.fsdecode(x) for x in names])} {what}"
-        for what, names in differ.items()
+        f"{listing.say_names([os.fsdecode(x) for x in names])} {change}"
+        for change, names in differ.items()
         if names
     ]
     return "; ".join(phrases) or "the order of the rows, or the names of classes"
@@ -266,8 +266,8 @@ def describe_duplicates(identity: Identity, name: str) -> str:
         marks = identity.marks[identity.rows(split)]
         marks = marks[marks > 0]
         distinct = np.unique(marks)
-        if again := len(marks) - len(distinct):
-            phrases.append(f"{again} rows of {split} repeat an image of {split}")
+        if repeats := len(marks) - len(distinct):
+            phrases.append(f"{repeats} rows of {split} repeat an image of {split}")
         if split != "train" and (count := np.isin(distinct, train).sum()):
             phrases.append(f"{count} rows of {split} are in train, too")
     if not phrases:

@@ -119,8 +119,8 @@ def _dominants(tasks, names, dominant) -> list[int]:
 
 def _list_by_task(value, tasks, field, kind) -> list:
     """Return one value for each task, from one for all or from a sequence."""
-    alone = isinstance(value, str | int | float | np.number)
-    values = [value] * len(tasks) if alone else list(value)
+    is_single = isinstance(value, str | int | float | np.number)
+    values = [value] * len(tasks) if is_single else list(value)
     if len(values) != len(tasks):
         raise Refused(
             f"imbalance.{field}={value!r}: must be one {kind}, or one for each of "

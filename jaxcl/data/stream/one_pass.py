@@ -80,12 +80,12 @@ def blurry(
     rows = np.empty(len(label), np.int64)
     for position, drawn in enumerate(rng.random(len(label))):
         shares = weights(places[position], centres, blur)
-        which = np.searchsorted(np.cumsum(shares), drawn, side="right")
-        which = min(which, np.flatnonzero(shares)[-1])  # the sum may round to below 1
-        left[which] -= 1
-        rows[position] = pools[which][left[which]]
-        if left[which] == 0:
-            centres[which] = np.inf
+        source = np.searchsorted(np.cumsum(shares), drawn, side="right")
+        source = min(source, np.flatnonzero(shares)[-1])  # the sum may round to below 1
+        left[source] -= 1
+        rows[position] = pools[source][left[source]]
+        if left[source] == 0:
+            centres[source] = np.inf
     return rows
 
 

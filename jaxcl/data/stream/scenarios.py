@@ -379,9 +379,9 @@ def after(data: ScenarioData) -> list[stream.Task]:
     return [task._replace(earlier=earlier.astype(np.int32)) for task in tasks]
 
 
-def _check_num_tasks(num_tasks, most, what):
+def _check_num_tasks(num_tasks, most, unit):
     if num_tasks is None or num_tasks > most:
-        raise Refused("num_tasks", num_tasks, f"must be from 1 to the {most} {what}")
+        raise Refused("num_tasks", num_tasks, f"must be from 1 to the {most} {unit}")
 
 
 def repeat_rows(

@@ -78,11 +78,11 @@ def _epoch_rows(plan: Schedule, epoch: int) -> np.ndarray:
     """Return rows of one epoch, i32[steps, batch]."""
     rng = np.random.default_rng([plan.seed, plan.task, epoch])
     rows = np.asarray(plan.order(rng, plan.rows, plan.batch_size), np.int32)
-    want = (plan.steps_per_epoch or len(rows), plan.batch_size)
-    if rows.shape != want:
+    expected = (plan.steps_per_epoch or len(rows), plan.batch_size)
+    if rows.shape != expected:
         raise Refused(
             f"task {plan.task}: order gave rows of shape {rows.shape} for epoch "
-            f"{epoch}, expected [steps, batch] = {want}"
+            f"{epoch}, expected [steps, batch] = {expected}"
         )
     return rows
 
