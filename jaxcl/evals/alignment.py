@@ -35,8 +35,8 @@ def nearest_cosines(
     """
     stored, test = embedding.unit_rows(stored), embedding.unit_rows(test)
     cosines = jnp.dot(stored, test.T, precision=_EXACT)
-    same = labels[:, None] == test_labels
-    return jnp.max(jnp.where(same, cosines, -jnp.inf), axis=1)
+    same_class = labels[:, None] == test_labels
+    return jnp.max(jnp.where(same_class, cosines, -jnp.inf), axis=1)
 
 
 @schema.checked("config.evaluators.alignment")
@@ -57,8 +57,8 @@ def make(parts: core.EvalParts, *, batch_size: schema.Count = 256) -> Callable:
     Raises:
       Refused: the method keeps no memory, or held-out rows or labels are missing.
     """
-    what = "a method with a memory of images, and of the task of each"
-    embedding.refuse_unless(parts.memory is not None, "alignment", what)
+    need = "a method with a memory of images, and of the task of each"
+    embedding.refuse_unless(parts.memory is not None, "alignment", need)
     examples = parts.stream.dataset.validation
     if examples is None:
         examples = parts.stream.evaluation
@@ -88,26 +88,26 @@ def _compile_measure(parts, batch_size):
     The cosine of an empty slot is -inf.
     """
     view = embedding.make_eval_view(parts)
-    everywhere = sharding.replicated(parts.mesh)
+    replicated = sharding.replicated(parts.mesh)
 
     def measure_cosines(state, test, test_labels):
         memory = parts.memory(state)
-        what = "a memory of images and the task of each; the method's holds "
-        what += ", ".join(sorted(memory.items))
-        embedding.refuse_unless({"image", "task"} <= {*memory.items}, "alignment", what)
+        need = "a memory of images and the task of each; the method's holds "
+        need += ", ".join(sorted(memory.items))
+        embedding.refuse_unless({"image", "task"} <= {*memory.items}, "alignment", need)
         size = embedding.padded_size(parts, min(batch_size, memory.capacity))
         steps = -(-memory.capacity // size)
         slots = jnp.arange(steps * size).reshape(steps, size) % memory.capacity
 
-        def of_slots(at):
+        def of_slots(slots):
             split = sharding.split_sharding(parts.mesh)
-            at = jax.lax.with_sharding_constraint(at, split)
-            images, labels = memory.items["image"][at], memory.items["label"][at]
+            slots = jax.lax.with_sharding_constraint(slots, split)
+            images, labels = memory.items["image"][slots], memory.items["label"][slots]
             stored = parts.embed(state, view(images))
             cosines = nearest_cosines(stored, labels, test, test_labels)
-            return jax.lax.with_sharding_constraint(cosines, everywhere)
+            return jax.lax.with_sharding_constraint(cosines, replicated)
 
         cosines = jax.lax.map(of_slots, slots).reshape(-1)[: memory.capacity]
         return jnp.where(memory.filled, cosines, -jnp.inf), memory.items["task"]
 
-    return jax.jit(measure_cosines, out_shardings=everywhere)
+    return jax.jit(measure_cosines, out_shardings=replicated)

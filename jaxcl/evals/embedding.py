@@ -37,18 +37,18 @@ def all_finite(*arrays: jax.Array) -> bool:
     return bool(sharding.copy_to_host(_finite(arrays)))
 
 
-def require(field: str, value: Any, good: bool, allowed: str) -> None:
+def require(field: str, value: Any, is_valid: bool, allowed: str) -> None:
     """Raise an error about `config.evaluators.{field}` unless it is valid."""
-    if not good:
+    if not is_valid:
         raise Refused(f"config.evaluators.{field}", value, f"must be {allowed}")
 
 
 def refuse_unless(
-    good: Any, name: str, what: str, do: str = "take the evaluator out"
+    condition: Any, name: str, need: str, advice: str = "take the evaluator out"
 ) -> None:
     """Refuse a method or data that lacks what `config.evaluators.{name}` needs."""
-    if not good:
-        raise Refused(f"config.evaluators.{name}: needs {what}; {do}")
+    if not condition:
+        raise Refused(f"config.evaluators.{name}: needs {need}; {advice}")
 
 
 def check_labels(
@@ -66,12 +66,12 @@ def check_labels(
     """
     dataset = parts.stream.dataset
     for examples in needed or (dataset.train, parts.stream.evaluation):
-        do = "set config.scenario.evaluation to 'test', or take the evaluator out"
-        refuse_unless(examples is not None, name, "evaluation rows", do)
+        advice = "set config.scenario.evaluation to 'test', or take the evaluator out"
+        refuse_unless(examples is not None, name, "evaluation rows", advice)
         unknown, count = int((examples.label < 0).sum()), stream.count_rows(examples)
         kind = "train" if examples is dataset.train else "evaluation"
-        what = f"a label for every row: {unknown} of {count} {kind} rows of "
-        refuse_unless(not unknown, name, f"{what}{dataset.name} have none (-1)")
+        need = f"a label for every row: {unknown} of {count} {kind} rows of "
+        refuse_unless(not unknown, name, f"{need}{dataset.name} have none (-1)")
 
 
 def select_features(parts: core.EvalParts, name: str, features: str) -> core.EvalParts:
@@ -82,8 +82,8 @@ def select_features(parts: core.EvalParts, name: str, features: str) -> core.Eva
     """
     if features == "embedding":
         return parts
-    name, what = f"{name}.features={features!r}", "a method with a projection"
-    refuse_unless(parts.project is not None, name, what, "choose 'embedding'")
+    name, need = f"{name}.features={features!r}", "a method with a projection"
+    refuse_unless(parts.project is not None, name, need, "choose 'embedding'")
     return parts._replace(embed=parts.project)
 
 
@@ -111,9 +111,9 @@ def assign_tasks(parts: core.EvalParts) -> TaskMembership:
     domains = [task.domain for task in tasks]
     aware = None
     judged = np.concatenate([task.test for task in tasks])
-    apart = len(np.unique(judged)) == len(judged)  # no row is of several tasks
+    is_disjoint = len(np.unique(judged)) == len(judged)  # no row is of several tasks
     if len(tasks) > 1 and min(domains) >= 0 and len(set(domains)) == len(tasks):
-        aware = "domain_aware" if apart else None
+        aware = "domain_aware" if is_disjoint else None
     elif len(tasks) > 1 and classes.sum(axis=0).max() == 1:
         aware = "task_aware"
     train = parts.stream.dataset.train
@@ -304,18 +304,18 @@ def make_embedder(
     rows = np.arange(size) if rows is None else np.asarray(rows)
     batch_size = padded_size(parts, min(batch_size, len(rows)))
     read, batches = _make_reader(parts, examples, rows, batch_size, images)
-    steps, everywhere = -(-len(rows) // batch_size), sharding.replicated(parts.mesh)
+    steps, replicated = -(-len(rows) // batch_size), sharding.replicated(parts.mesh)
     blank = None  # shape and type of all features, known after the first batch
 
     def embed(state, batch):
         features = parts.embed(state, read(batch))
-        return jax.lax.with_sharding_constraint(features, everywhere)
+        return jax.lax.with_sharding_constraint(features, replicated)
 
     def write_features(state, batch, features, begin):
         batch = embed(state, batch)
         return jax.lax.dynamic_update_slice_in_dim(features, batch, begin, axis=0)
 
-    program = jax.jit(write_features, donate_argnums=2, out_shardings=everywhere)
+    program = jax.jit(write_features, donate_argnums=2, out_shardings=replicated)
 
     def run_pass(state, first=None):
         nonlocal blank
@@ -327,7 +327,7 @@ def make_embedder(
                     blank = jax.eval_shape(embed, state, batch)
                 if features is None:
                     shape = steps * batch_size, *blank.shape[1:]
-                    features = jnp.zeros(shape, blank.dtype, device=everywhere)
+                    features = jnp.zeros(shape, blank.dtype, device=replicated)
                 features = program(state, batch, features, np.int32(i * batch_size))
                 # Wait, or images pile up on a device that is slower than the workers.
                 if examples.streams and i % 4 == 3:
@@ -395,11 +395,11 @@ def _make_reader(
     padded = np.resize(rows, (-(-len(rows) // batch_size), batch_size)).astype(np.int32)
 
     def resident(batch):
-        images, at = batch
-        at = jax.lax.with_sharding_constraint(at, sharding.split_sharding(mesh))
-        return view(images[at])
+        images, rows = batch
+        rows = jax.lax.with_sharding_constraint(rows, sharding.split_sharding(mesh))
+        return view(images[rows])
 
-    return resident, functools.partial(first_of, [(images, at) for at in padded])
+    return resident, functools.partial(first_of, [(images, block) for block in padded])
 
 
 _MOST_SHARED = 2**30  # bytes of features that stay on the devices while others measure
@@ -420,7 +420,7 @@ def share_passes() -> Iterator[None]:
 
 def _share_pass(parts, examples, rows, run) -> Callable:
     """Take features from a pass over all rows, if another evaluator has made one."""
-    every = np.array_equal(rows, np.arange(stream.count_rows(examples)))
+    is_full = np.array_equal(rows, np.arange(stream.count_rows(examples)))
     key = id(parts.embed), id(examples)  # `run` keeps both alive
 
     def embed(state, first=None):
@@ -431,9 +431,9 @@ def _share_pass(parts, examples, rows, run) -> Callable:
             passes.clear()
             passes["state"] = state
         if key in passes:
-            return passes[key] if every else passes[key][rows]
+            return passes[key] if is_full else passes[key][rows]
         features = run(state)
-        if every and features.nbytes <= _MOST_SHARED:
+        if is_full and features.nbytes <= _MOST_SHARED:
             passes[key] = features
         return features
 

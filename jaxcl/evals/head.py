@@ -169,10 +169,10 @@ def make_resident_fit(
 
             def step(i, carry):
                 first = i * batch_size
-                at = jax.lax.dynamic_slice_in_dim(order, first, batch_size)
+                rows = jax.lax.dynamic_slice_in_dim(order, first, batch_size)
                 mask = (first + jnp.arange(batch_size) < count).astype(jnp.float32)
-                features = read(state, data, at, jax.random.fold_in(k_read, i))
-                return update(carry, features, labels[at], mask, number, lr)
+                features = read(state, data, rows, jax.random.fold_in(k_read, i))
+                return update(carry, features, labels[rows], mask, number, lr)
 
             return jax.lax.fori_loop(0, steps, step, (*carry[:2], jnp.zeros(())))
 
@@ -209,7 +209,7 @@ def make_streamed_fit(
       features D.
     """
     train = parts.stream.dataset.train
-    everywhere, mesh = sharding.replicated(parts.mesh), parts.mesh
+    replicated, mesh = sharding.replicated(parts.mesh), parts.mesh
     begin, update = _make_training(rule, parts.num_classes)
 
     def step(state, carry, batch, number, steps, k_epochs, lr):
@@ -218,13 +218,13 @@ def make_streamed_fit(
         inputs = features, batch["label"], jnp.ones(len(features))
         return update((*carry[:2], losses), *inputs, number // steps, lr)
 
-    begin = jax.jit(begin, static_argnums=1, out_shardings=everywhere)
-    step = jax.jit(step, donate_argnums=1, out_shardings=everywhere)
+    begin = jax.jit(begin, static_argnums=1, out_shardings=replicated)
+    step = jax.jit(step, donate_argnums=1, out_shardings=replicated)
 
     def split_keys(task, probe):
         return tuple(probe_keys(parts.seed, task, probe))
 
-    split_keys = jax.jit(split_keys, out_shardings=everywhere)
+    split_keys = jax.jit(split_keys, out_shardings=replicated)
 
     def run_fit(state, data, rows, task, probe, lr):
         # A set smaller than a batch repeats its rows.

@@ -95,7 +95,7 @@ def _make_grader(parts, groups, batch_size, options, *, others: bool) -> Callabl
     )
     labels, bank_task, test_task, itself = sharding.replicate(arrays, mesh)
     truth = stream_.evaluation.label
-    everywhere, split_rows = sharding.replicated(mesh), sharding.split_sharding(mesh)
+    replicated, split_rows = sharding.replicated(mesh), sharding.split_sharding(mesh)
 
     def grade_queries(features, bank, mask, labels, bank_task, test_task, itself):
         # Centring keeps distances but reduces rounding errors, large far from 0.
@@ -113,7 +113,7 @@ def _make_grader(parts, groups, batch_size, options, *, others: bool) -> Callabl
                 weights = count_votes(queries, bank, labels, allowed, **options)
                 # Without a neighbour the guess is -1, which is never right.
                 guess = jnp.where(weights.max(axis=1) > 0, weights.argmax(axis=1), -1)
-                guesses.append(jax.lax.with_sharding_constraint(guess, everywhere))
+                guesses.append(jax.lax.with_sharding_constraint(guess, replicated))
             return jnp.stack(guesses, axis=1)
 
         blocks = padded.reshape(steps, batch_size, -1)
@@ -121,7 +121,7 @@ def _make_grader(parts, groups, batch_size, options, *, others: bool) -> Callabl
         guesses = jax.lax.map(lambda block: classify(*block), blocks)
         return guesses.reshape(steps * batch_size, -1)[:count]
 
-    program = jax.jit(grade_queries, out_shardings=everywhere)
+    program = jax.jit(grade_queries, out_shardings=replicated)
 
     def grade_all(features, bank, mask):
         guesses = program(features, bank, mask, labels, bank_task, test_task, itself)

@@ -67,7 +67,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 def _embed_augmented(parts, settings):
     """Make (state, images u8[B,h,w,C] or u8[B,1,S,S,C], key) -> features f32[B, D]."""
-    everywhere, normalize = sharding.replicated(parts.mesh), settings.normalize_features
+    replicated, normalize = sharding.replicated(parts.mesh), settings.normalize_features
     names = ("jitter", "flip", "jitter_probability", "grayscale", "blur")
     view = augment_images.make(
         size=parts.size,
@@ -82,7 +82,7 @@ def _embed_augmented(parts, settings):
 
     def embed(state, images, key):
         features = parts.embed(state, view(key, images)[:, 0])
-        features = jax.lax.with_sharding_constraint(features, everywhere)
+        features = jax.lax.with_sharding_constraint(features, replicated)
         return embedding.unit_rows(features) if normalize else features
 
     return embed
@@ -107,7 +107,7 @@ def _make_fit(parts, settings) -> tuple[Callable, Callable]:
     resident = functools.partial(head.make_resident_fit, settings, parts, labels)
     if not settings.augment:
         embed_train = _embed_plain(parts, train, unit)
-        fit = resident(lambda state, features, at, key: features[at])
+        fit = resident(lambda state, features, places, key: features[places])
         return fit, lambda state, _: embed_train(state)
     embed = _embed_augmented(parts, settings)
     if train.images is None:
@@ -124,9 +124,9 @@ def _make_fit(parts, settings) -> tuple[Callable, Callable]:
     even = settings.batch_size % parts.mesh.size == 0
     rows = (sharding.split_sharding if even else sharding.replicated)(parts.mesh)
 
-    def read_features(state, images, at, key):
-        at = jax.lax.with_sharding_constraint(at, rows)
-        return embed(state, images[at], key)
+    def read_features(state, images, places, key):
+        places = jax.lax.with_sharding_constraint(places, rows)
+        return embed(state, images[places], key)
 
     return resident(read_features), lambda state, _: images
 
@@ -135,8 +135,8 @@ def _usable_rows(parts, train_on, groups) -> Callable:
     """Make (state, task) -> bool[N], the train rows that a probe may use."""
     if train_on != "visible":
         return lambda state, task: embedding.train_mask(groups, train_on, task)
-    everywhere = sharding.replicated(parts.mesh)
-    replayed = jax.jit(parts.replayed, out_shardings=everywhere)
+    replicated = sharding.replicated(parts.mesh)
+    replayed = jax.jit(parts.replayed, out_shardings=replicated)
 
     def visible(state, task):
         mask = np.zeros(len(groups.train_task), bool)
@@ -216,9 +216,9 @@ def _make_trial(parts, settings, cut, groups) -> Callable:
 def _check_settings(parts, settings: head.ProbeSettings):
     """Refuse options that do not fit each other or the data."""
     if settings.train_on == "visible":
-        what = "a method that says which rows it replayed, as cclis and co2l do"
+        need = "a method that says which rows it replayed, as cclis and co2l do"
         named = "linear.train_on='visible'"
-        embedding.refuse_unless(parts.replayed, named, what, "choose 'seen' or 'all'")
+        embedding.refuse_unless(parts.replayed, named, need, "choose 'seen' or 'all'")
     if settings.augment and parts.stream.dataset.train.images is None:
         allowed = "False for images that stream and are drawn class by class"
         embedding.require("linear.augment", True, not settings.balanced, allowed)
@@ -321,9 +321,9 @@ def make_evaluator(parts: core.EvalParts, settings: head.ProbeSettings) -> Calla
     labelled = embedding.draw_stratified(train, fraction=settings.fraction, seed=seed)
     cut = np.zeros(len(labelled), bool)
     if settings.lrs:
-        at = np.flatnonzero(labelled)
-        rows = stream.Examples(train.label[at], train.domain[at])
-        cut[at] = splits.draw_mask(rows, settings.held_out, [seed, _CUT])
+        places = np.flatnonzero(labelled)
+        rows = stream.Examples(train.label[places], train.domain[places])
+        cut[places] = splits.draw_mask(rows, settings.held_out, [seed, _CUT])
         allowed = "() where every class has one labelled row"
         embedding.require("linear.lrs", settings.lrs, cut.any(), allowed)
     fit, data_of = _make_fit(parts, settings)

@@ -66,9 +66,9 @@ def score_classes(machine: Any, features: np.ndarray, num_classes: int) -> np.nd
     scores = machine.decision_function(np.asarray(features, np.float64))
     if scores.ndim == 1:  # of two classes
         scores = np.stack([np.zeros_like(scores), scores], axis=1)
-    every = np.full((len(scores), num_classes), -np.inf, np.float32)
-    every[:, machine.classes_] = scores
-    return every
+    all_scores = np.full((len(scores), num_classes), -np.inf, np.float32)
+    all_scores[:, machine.classes_] = scores
+    return all_scores
 
 
 @schema.checked("config.evaluators.logistic")

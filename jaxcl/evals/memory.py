@@ -45,8 +45,8 @@ def make(parts: core.EvalParts) -> core.Evaluator:
     Raises:
       Refused: the method keeps no memory.
     """
-    what = "a method with a memory of rows, as duel, er and cclis have"
-    embedding.refuse_unless(parts.memory, "memory", what)
+    need = "a method with a memory of rows, as duel, er and cclis have"
+    embedding.refuse_unless(parts.memory, "memory", need)
     streams = {}  # task -> entropy, measured once since no step changes it
 
     def read_labels(state):

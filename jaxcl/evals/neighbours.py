@@ -71,19 +71,19 @@ def make(
     is_images = examples.graphs is None
     embedding.refuse_unless(is_images, "neighbours", "images, not graphs")
     images = embedding.read_images(parts, examples, rows)
-    asked = embedding.pick_evenly(np.arange(len(rows)), queries)
+    query_rows = embedding.pick_evenly(np.arange(len(rows)), queries)
     embed = embedding.make_embedder(parts, examples, rows=rows)
 
     def evaluate(state, task: int) -> core.Result:
         features = np.asarray(jax.device_get(embed(state)))
         if not np.isfinite(features).all():
             return core.Result({}, {}, (embedding.NOT_FINITE,))
-        chosen, cosines = find_nearest(features, asked, min(k, len(rows) - 1))
+        chosen, cosines = find_nearest(features, query_rows, min(k, len(rows) - 1))
         if jax.process_index() == 0:
             folder = epath.Path(directory)
             folder.mkdir(parents=True, exist_ok=True)
             plots.neighbours(
-                images[asked],
+                images[query_rows],
                 images[chosen],
                 cosines,
                 folder / f"neighbours_task{task + 1}.png",

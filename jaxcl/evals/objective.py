@@ -73,13 +73,13 @@ def make(
 
 def _check_rows(parts, batch_size, max_rows):
     """Refuse fewer rows than a batch, and methods without a loss to measure."""
-    some = max_rows is None or max_rows >= batch_size
-    embedding.require("objective.max_rows", max_rows, some, "None or a batch's rows")
-    what = "a method with a loss of its own, as icl has"
-    embedding.refuse_unless(parts.objective, "objective", what)
-    here = not parts.stream.dataset.train.streams
-    do = "give config.data resident=True and size, or take the evaluator out"
-    embedding.refuse_unless(here, "objective", "images in memory", do)
+    valid = max_rows is None or max_rows >= batch_size
+    embedding.require("objective.max_rows", max_rows, valid, "None or a batch's rows")
+    need = "a method with a loss of its own, as icl has"
+    embedding.refuse_unless(parts.objective, "objective", need)
+    is_resident = not parts.stream.dataset.train.streams
+    advice = "give config.data resident=True and size, or take the evaluator out"
+    embedding.refuse_unless(is_resident, "objective", "images in memory", advice)
 
 
 def _choose_rows(parts, task, batch_size, max_rows) -> np.ndarray:

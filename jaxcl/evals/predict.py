@@ -34,9 +34,9 @@ def make(parts: core.EvalParts, *, met_only: bool = True) -> Callable:
       Refused: the method predicts nothing, or the evaluation split or labels are
         missing.
     """
-    what = "a method that predicts classes, or one with config.method.online_head=True"
-    what += "; the encoder of config.checkpoint does not"
-    embedding.refuse_unless(parts.predict, "predict", what)
+    need = "a method that predicts classes, or one with config.method.online_head=True"
+    need += "; the encoder of config.checkpoint does not"
+    embedding.refuse_unless(parts.predict, "predict", need)
     embedding.check_labels(parts, "predict")
     groups, examples = embedding.assign_tasks(parts), parts.stream.evaluation
     # Rows are sorted by their first task, rows of no task last: then the rows to judge
@@ -70,5 +70,5 @@ def make(parts: core.EvalParts, *, met_only: bool = True) -> Callable:
 @jax.jit
 def _has_choice(scores):
     """Tell whether every row f[C] of scores chooses a class; -inf leaves one out."""
-    wrong = jnp.isnan(scores) | jnp.isposinf(scores)
-    return jnp.isfinite(scores).any(axis=1).all() & ~wrong.any()
+    is_invalid = jnp.isnan(scores) | jnp.isposinf(scores)
+    return jnp.isfinite(scores).any(axis=1).all() & ~is_invalid.any()

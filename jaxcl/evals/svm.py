@@ -156,9 +156,9 @@ def _choose_rows(parts, subsets, max_rows, task, **folds) -> dict[str, np.ndarra
 def _check_labels(dataset, rows):
     """Refuse tasks with rows without a label."""
     unknown = int((dataset.train.label[rows] < 0).sum())
-    what = "a label for every train row of a task: "
-    what += f"{unknown} of {len(rows)} rows of {dataset.name} have none (-1)"
-    embedding.refuse_unless(not unknown, "svm", what)
+    need = "a label for every train row of a task: "
+    need += f"{unknown} of {len(rows)} rows of {dataset.name} have none (-1)"
+    embedding.refuse_unless(not unknown, "svm", need)
 
 
 def _check_classes(labels, classes, where, *, folds, inner_folds):
@@ -171,7 +171,7 @@ def _check_classes(labels, classes, where, *, folds, inner_folds):
     least = max(folds, -(-inner_folds * folds // (folds - 1)))
     for label in classes:
         count = int((labels == label).sum())
-        what = f"with inner_folds={inner_folds!r} {least} rows of each class; "
-        what += f"of {where} only {count} are of class {label}"
-        do = "choose fewer folds or inner_folds, more max_rows, or other subsets"
-        embedding.refuse_unless(count >= least, f"svm.folds={folds!r}", what, do)
+        need = f"with inner_folds={inner_folds!r} {least} rows of each class; "
+        need += f"of {where} only {count} are of class {label}"
+        advice = "choose fewer folds or inner_folds, more max_rows, or other subsets"
+        embedding.refuse_unless(count >= least, f"svm.folds={folds!r}", need, advice)

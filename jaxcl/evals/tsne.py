@@ -55,8 +55,8 @@ def make(
     examples, name = parts.stream.evaluation, parts.stream.dataset.name
     embedding.check_labels(parts, "tsne", examples)  # no other is drawn
     count = stream.count_rows(examples)
-    what = f"at least {_FEWEST} evaluation rows; {name} has {count}"
-    embedding.refuse_unless(count >= _FEWEST, "tsne", what)
+    need = f"at least {_FEWEST} evaluation rows; {name} has {count}"
+    embedding.refuse_unless(count >= _FEWEST, "tsne", need)
     chosen = draw_rows(examples.label, max_points, parts.seed)
     embed = embedding.make_embedder(parts, examples, rows=chosen)
 
