@@ -29,8 +29,8 @@ def read_config(folders: Iterable[epath.Path]) -> Configs:
     for folder in folders:
         if (folder / "config.json").exists():
             path = folder / options.RESOLVED
-            every = storage.read_object(path) if path.exists() else None
-            return Configs(storage.read_object(folder / "config.json"), every)
+            all_options = storage.read_object(path) if path.exists() else None
+            return Configs(storage.read_object(folder / "config.json"), all_options)
     return Configs()
 
 

@@ -229,8 +229,8 @@ def _summary_sentence(runs) -> str:
                 reached.append(text)
         if reached:
             tasks = max(run.finished_tasks for run in runs)
-            over = f"the average over {tasks} tasks" if tasks > 1 else "accuracy"
-            return f"{', '.join(reached)}: {over}, {name}."
+            measure = f"the average over {tasks} tasks" if tasks > 1 else "accuracy"
+            return f"{', '.join(reached)}: {measure}, {name}."
     return ""
 
 

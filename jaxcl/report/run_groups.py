@@ -123,8 +123,8 @@ def read_all(workdirs: Sequence[epath.PathLike]) -> list[RunGroup]:
 
 def are_comparable(run: RunGroup, first: RunGroup) -> bool:
     """Tell whether both runs are finished, or have finished equally many tasks."""
-    over = [r.finished_tasks == r.num_tasks for r in (run, first)]
-    return all(over) or (not any(over) and run.finished_tasks == first.finished_tasks)
+    done = [r.finished_tasks == r.num_tasks for r in (run, first)]
+    return all(done) or (not any(done) and run.finished_tasks == first.finished_tasks)
 
 
 def paired_differences(values: dict, others: dict) -> list[float]:

@@ -207,14 +207,14 @@ def newest(
         except Misfit:
             raise
         except Exception as error:  # whatever the damage, try the one before
-            what, which = _describe(error), f"checkpoint {number} in {folder}"
+            cause, name = _describe(error), f"checkpoint {number} in {folder}"
             if _may_be_undamaged(error):
                 raise CheckpointError(
-                    f"{which} could not be read now ({what}); it may be whole. Run the "
+                    f"{name} could not be read now ({cause}); it may be whole. Run the "
                     "same command again"
                 ) from error
-            logging.error("%s is damaged (%s); trying the one before it", which, what)
-            damage.append(what)
+            logging.error("%s is damaged (%s); trying the one before it", name, cause)
+            damage.append(cause)
     raise CheckpointError(
         f"every checkpoint in {folder} is damaged ({[*numbers]}), the newest by: "
         f"{damage[0]}; move that folder away to start afresh"
@@ -289,13 +289,13 @@ class Checkpoints:
 
     def _failed(self, error: Exception) -> CheckpointError:
         self._broken = True
-        good = self.numbers()
+        numbers = self.numbers()
         # Not every error of a full disk says of itself that it is one.
         left = storage.describe_room(self._directory, OSError(errno.ENOSPC, ""))
         return CheckpointError(
             f"could not write a checkpoint to {self._directory}: {_describe(error)} "
             f"(it has about {self._bytes:,} bytes{left}). Whole checkpoints there: "
-            f"{good or 'none'}. Make room or give another --workdir, then run "
+            f"{numbers or 'none'}. Make room or give another --workdir, then run "
             "the same command again: it continues from the newest whole one"
         )
 
@@ -333,10 +333,10 @@ class Checkpoints:
         for number in numbers:
             path = self._directory / str(number)
             if jax.process_index() == 0 and path.exists():
-                beside = self._directory.parent
+                parent = self._directory.parent
                 names = (f"damaged-{number}-{copy}" for copy in itertools.count())
                 path.rename(
-                    next(beside / x for x in names if not (beside / x).exists())
+                    next(parent / x for x in names if not (parent / x).exists())
                 )
         sharding.barrier("damaged checkpoints are aside")
         self._checkpointer.reload()

@@ -58,11 +58,11 @@ def read_card(folder: str | os.PathLike) -> dict:
         )
     if missing:
         raise Refused(f"{path}: it lacks {missing}")
-    now = checksum(card)
-    if card["checksum"] != now:
+    actual = checksum(card)
+    if card["checksum"] != actual:
         raise Refused(
             f"{path}: it was changed since it was written, or is damaged: its checksum "
-            f"is {card['checksum']}, but its contents have {now}"
+            f"is {card['checksum']}, but its contents have {actual}"
         )
     return card
 
@@ -83,11 +83,11 @@ def read_leaves(folder: Any, card: dict, name: str = TENSORS) -> dict[str, np.nd
         data = path.read_bytes()
     except (FileNotFoundError, IsADirectoryError) as error:
         raise Refused(f"{path}: it cannot be read: {error}") from error
-    have, want = hashlib.sha256(data).hexdigest(), card["files"].get(name)
-    if have != want:
+    actual, expected = hashlib.sha256(data).hexdigest(), card["files"].get(name)
+    if actual != expected:
         raise Refused(
-            f"{path}: its sha256 is {have}, {CARD} says {want}: it is damaged or of "
-            "another export; export again"
+            f"{path}: its sha256 is {actual}, {CARD} says {expected}: it is damaged "
+            "or of another export; export again"
         )
     return read_tensors(data, path)
 
@@ -124,12 +124,12 @@ def fill_trees(
     shapes = jax.eval_shape(module.init, numerics.make_key(0), inputs)
     shapes = {"params": shapes["params"], "stats": shapes.get("batch_stats", {})}
     by_path, tree = jax.tree_util.tree_flatten_with_path(shapes)
-    want = {"/".join(entry.key for entry in path): leaf for path, leaf in by_path}
-    for name, have, expected in shape_mismatches(leaves, want):
+    wanted = {"/".join(entry.key for entry in path): leaf for path, leaf in by_path}
+    for name, shape, expected in shape_mismatches(leaves, wanted):
         raise Refused(
-            f"{where}: {name} is {have}, in the network of {CARD} it is {expected}"
+            f"{where}: {name} is {shape}, in the network of {CARD} it is {expected}"
         )
-    filled = jax.tree.unflatten(tree, [jnp.asarray(leaves[name]) for name in want])
+    filled = jax.tree.unflatten(tree, [jnp.asarray(leaves[name]) for name in wanted])
     return filled["params"], filled["stats"]
 
 

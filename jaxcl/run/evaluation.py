@@ -47,8 +47,8 @@ class AtTheEnd(NamedTuple):
 
     def is_due(self, state, task: int) -> bool:
         """Tell whether the last task is over."""
-        over = int(state.step) - int(state.task_start) >= int(state.task_steps)
-        return task == self.last and over
+        is_over = int(state.step) - int(state.task_start) >= int(state.task_steps)
+        return task == self.last and is_over
 
     def __call__(self, state, task: int) -> core.Result:
         """Evaluate the state if the last task is over."""
@@ -208,14 +208,14 @@ def _warn_of_nan(result: core.Result) -> core.Result:
     Nan in a row means that a task was not measured. Evaluators leave out a scalar that
     they did not measure, so nan in its place is an error.
     """
-    bad = {
+    nans = {
         name: value
         for name, value in result.scalars.items()
         if not np.isfinite(value).all()
     }
-    if result.warnings or not bad:
+    if result.warnings or not nans:
         return result
     warnings = [
-        f"{name} is {value}: it was not measured" for name, value in bad.items()
+        f"{name} is {value}: it was not measured" for name, value in nans.items()
     ]
     return result._replace(warnings=tuple(warnings))

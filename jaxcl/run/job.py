@@ -310,11 +310,11 @@ def constant_shapes(method: core.Method) -> dict:
 def placed_shapes(method: core.Method, data: Data, mesh, num_batches: int = 1) -> tuple:
     """Return `shapes` with the shardings that the step is traced with."""
     state, batch = shapes(method, data, num_batches)
-    everywhere = jax.tree.map(lambda _: sharding.replicated(mesh), batch)
+    replicated = jax.tree.map(lambda _: sharding.replicated(mesh), batch)
     return jax.tree.map(
         lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
         (state, batch),
-        (sharding.placement(state, mesh), everywhere),
+        (sharding.placement(state, mesh), replicated),
     )
 
 
@@ -442,11 +442,11 @@ def feed_batches(job: Job, source: stream.Source, task: int, start: int) -> Gene
         done = start
         with contextlib.closing(host):
             while done < total:
-                ends = [(done // every + 1) * every for every in stops if every]
+                ends = [(done // period + 1) * period for period in stops if period]
                 count = min(done + loop.steps_per_call, total, *ends) - done
-                taken = list(itertools.islice(host, count))
-                taken += taken[-1:] * (loop.steps_per_call - count)
-                yield count, stacked(taken)
+                batches = list(itertools.islice(host, count))
+                batches += batches[-1:] * (loop.steps_per_call - count)
+                yield count, stacked(batches)
                 done += count
 
     def place(item):

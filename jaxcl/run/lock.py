@@ -225,11 +225,11 @@ def _is_alive(pid: int) -> bool:
 
 
 def _refusal(path, owner) -> LockHeldError:
-    who = "another process"
+    holder = "another process"
     if owner:
-        who = f"process {owner['pid']} on {owner['host']}, since {owner['since']}"
+        holder = f"process {owner['pid']} on {owner['host']}, since {owner['since']}"
     return LockHeldError(
-        f"{path.parent} is in use by {who}: one process at a time writes there. Wait "
-        "for its end, stop it, or give another directory. If that process is gone, "
-        f"remove {path}, which holds nothing else, and run the command again"
+        f"{path.parent} is in use by {holder}: one process at a time writes there. "
+        "Wait for its end, stop it, or give another directory. If that process is "
+        f"gone, remove {path}, which holds nothing else, and run the command again"
     )

@@ -117,6 +117,6 @@ def _parse_row(line: bytes) -> dict | None:
         return None
     if not isinstance(row, dict):
         return None
-    good = all(type(row.get(key)) is int for key in ("step", "task"))
-    good = good and all(type(row.get(key, {})) is dict for key in ("time", "eval"))
-    return row if good else None
+    valid = all(type(row.get(key)) is int for key in ("step", "task"))
+    valid = valid and all(type(row.get(key, {})) is dict for key in ("time", "eval"))
+    return row if valid else None

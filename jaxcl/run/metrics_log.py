@@ -54,15 +54,15 @@ class MetricsMeter:
         Raises:
           Diverged: a metric is not finite; the message names the step.
         """
-        every, ready = self._work.logging.every, []
+        interval, ready = self._work.logging.every, []
         while self._pending and sum(self._pending[0][:2]) <= until:
             before, count, metrics = self._pending.pop(0)
             ready.append((before, count, sharding.copy_to_host(metrics)))
         if not ready:
             return
         done = sum(ready[-1][:2])
-        if done - done % every > ready[0][0]:
-            self._measure(done - done % every)
+        if done - done % interval > ready[0][0]:
+            self._measure(done - done % interval)
         for before, count, metrics in ready:
             for i in range(count):
                 step, row = before + i + 1, {name: x[i] for name, x in metrics.items()}
@@ -71,7 +71,7 @@ class MetricsMeter:
                         where = f"at step {step} (task {self._task + 1})"
                         raise Diverged(f"{name} is {value} {where}; {_MEND}")
                 self._epochs.add(row)
-                if step % every == 0:
+                if step % interval == 0:
                     speed = {"images_per_second": self._speed}
                     self._recorder.log(step, self._task, **row, time=speed)
 
@@ -118,13 +118,13 @@ class Epochs:
           The epoch: its number from 1, its mean loss, and the seconds and passes of the
           task up to its end.
         """
-        now = self._progress
-        now["number"] += 1
-        row = {"number": now["number"], "loss": now["sum"] / now["steps"]}
-        row |= {"seconds": seconds, "passes": now["passes"]}
-        if now["best"] is None or row["loss"] <= now["best"]["loss"]:
-            now["best"] = row
-        now |= {"last": row, "sum": 0.0, "steps": 0}
+        epoch = self._progress
+        epoch["number"] += 1
+        row = {"number": epoch["number"], "loss": epoch["sum"] / epoch["steps"]}
+        row |= {"seconds": seconds, "passes": epoch["passes"]}
+        if epoch["best"] is None or row["loss"] <= epoch["best"]["loss"]:
+            epoch["best"] = row
+        epoch |= {"last": row, "sum": 0.0, "steps": 0}
         return dict(row)
 
     @property
@@ -172,7 +172,7 @@ def check_state(state: Any, step: int) -> None:
         for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]
         if jax.dtypes.issubdtype(leaf.dtype, jnp.inexact)
     }
-    good = np.asarray(_finite([*numbers.values()])) if numbers else []
-    for name, fine in zip(numbers, good, strict=True):
+    finite = np.asarray(_finite([*numbers.values()])) if numbers else []
+    for name, fine in zip(numbers, finite, strict=True):
         if not fine:
             raise Diverged(f"{name} is not finite after step {step}; {_MEND}")

@@ -75,11 +75,11 @@ def _describe_data(work, done) -> str:
     tasks, count = work.stream, len(work.stream.tasks)
     rows = np.unique(np.concatenate([task.train.rows for task in tasks.tasks]))
     side = work.config["augment"].get("size")
-    what = "graphs" if work.data.graphs else f"images of {side} x {side} pixels"
+    unit = "graphs" if work.data.graphs else f"images of {side} x {side} pixels"
     if work.config["data"]["name"] == "features":
-        what = "rows of features"
+        unit = "rows of features"
     text = (
-        f"{tasks.dataset.name}: {len(rows):,} {what} in {_format_count(count, 'task')}"
+        f"{tasks.dataset.name}: {len(rows):,} {unit} in {_format_count(count, 'task')}"
     )
     text += f", {done} of them done" if done else ""
     if tasks.evaluation is not None:
@@ -87,8 +87,8 @@ def _describe_data(work, done) -> str:
     return text
 
 
-def _format_count(number, what) -> str:
-    return f"{number} {what}" if number in (1, "1") else f"{number} {what}s"
+def _format_count(number, unit) -> str:
+    return f"{number} {unit}" if number in (1, "1") else f"{number} {unit}s"
 
 
 def _describe_work(work, done) -> str:

@@ -158,10 +158,10 @@ def make_room(results: dict, task_names: Sequence[str]) -> dict:
       `results` if they have as many tasks. Otherwise new results without matrices,
       since the new tasks are evaluated on other data.
     """
-    more = len(task_names) - len(results["task_names"])
-    if more <= 0:
+    added = len(task_names) - len(results["task_names"])
+    if added <= 0:
         return results
-    names, blank, spent = map(str, task_names[-more:]), [None] * more, results["cost"]
+    names, blank, spent = map(str, task_names[-added:]), [None] * added, results["cost"]
     blank_results = empty_results(
         len(task_names), embeds=results.get("embeds", "encoder")
     )
@@ -231,9 +231,9 @@ def summary(results: dict) -> dict:
             "forgetting": metrics.forgetting(block),
             "stability": metrics.stability(block),
         }
-        alone = (results["finetune"] or {}).get(name)
-        if alone is not None:
-            out[name]["plasticity"] = metrics.plasticity(block, alone[:size])
+        single_task = (results["finetune"] or {}).get(name)
+        if single_task is not None:
+            out[name]["plasticity"] = metrics.plasticity(block, single_task[:size])
     return jsonable(out)
 
 

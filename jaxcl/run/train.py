@@ -63,13 +63,13 @@ def run_tasks(
     workdir = epath.Path(workdir)
     with contextlib.ExitStack() as stack:
         stack.enter_context(lock.hold_lock(workdir))
-        this = _TrainingRun(work, workdir, stop, step, stack)
-        done = result_file.count_finished(this.results)
+        run = _TrainingRun(work, workdir, stop, step, stack)
+        done = result_file.count_finished(run.results)
         tasks = work.stream.tasks[done : work.loop.first_tasks]
-        if not (this.start() and all(this.complete_task(task) for task in tasks)):
-            this.checkpoints.wait()
-            raise Interrupted(f"stopped at step {int(this.state.step)}")
-        return this.results
+        if not (run.start() and all(run.complete_task(task) for task in tasks)):
+            run.checkpoints.wait()
+            raise Interrupted(f"stopped at step {int(run.state.step)}")
+        return run.results
 
 
 class _TrainingRun:
@@ -297,8 +297,8 @@ class _TrainingRun:
         """
         if jax.process_count() == 1:
             return self._stop()
-        every = self.job.logging.every
-        return step // every > (step - count) // every and self._is_asked()
+        interval = self.job.logging.every
+        return step // interval > (step - count) // interval and self._is_asked()
 
     def _say_phase(self, doing: str, names=()) -> None:
         """Show the present phase while the bar stands still."""

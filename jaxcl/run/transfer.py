@@ -65,10 +65,10 @@ def config_of(run: str, *, field: str = "config.checkpoint") -> dict:
         config = storage.read_object(epath.Path(str(run)) / "config.json")
         missing = {"encoder", "augment"} - set(config)
     except OSError as error:
-        wrong = "no such folder"
+        problem = "no such folder"
         if storage.exists(run):
-            wrong = "it has no config.json that can be read; must be a run folder"
-        raise Refused(f"{where}: {wrong}") from error
+            problem = "it has no config.json that can be read; must be a run folder"
+        raise Refused(f"{where}: {problem}") from error
     except storage.NotJson as error:
         raise Refused(f"{where}: {error}") from error
     if missing:
