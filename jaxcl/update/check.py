@@ -202,19 +202,19 @@ def _describe_weights(current) -> dict:
 def _count_duplicates(run, dataset) -> dict:
     """Count new images that repeat one of the run or its updates, or each other."""
     new = identity.identify(dataset)
-    marks, again, compared = new.marks[new.marks > 0], 0, False
+    marks, repeats, compared = new.marks[new.marks > 0], 0, False
     for folder in (run, *updates.list_updates(run)):
         before = identity.read_identity(folder)
         if before is not None and before.by_bytes and new.by_bytes:
             compared = True
             is_again = np.isin(marks, before.marks[before.marks > 0])
-            again += int(is_again.sum())
+            repeats += int(is_again.sum())
             marks = marks[~is_again]
     count = len(new.marks)
     repeated = int(len(marks) - len(np.unique(marks)))
     return {
         "images": count,
-        "of_the_run": again,
+        "of_the_run": repeats,
         "among_themselves": repeated,
         "compared": compared,  # whether the bytes of the run's images are known
     }
@@ -267,17 +267,17 @@ def _check_accuracy(run, current, test, run_config, folder, limit, confidence) -
             raise Refused(f"config.test: nothing could be measured; see {place}")
         return answers
 
-    now = answer(current, "now")
-    ((name, right),) = now.items()
+    result = answer(current, "now")
+    ((name, right),) = result.items()
     path, remarks = references.find_file(run), []
     rows, first, where, old = np.arange(len(right)), None, str(run), None
     if path is not None:
         reference = references.read_reference(path)
         where, old = reference.run, reference.right.get(name)
-        rows, at = references.match_images(images, reference.images)
+        rows, places = references.match_images(images, reference.images)
         is_same = reference.images.protocol == images.protocol
         if is_same and len(rows) >= references.FEWEST:
-            first = None if old is None else old[at]
+            first = None if old is None else old[places]
             old = None
             if len(rows) < len(right):
                 remarks.append(f"{len(rows)} images of the reference decide.")
@@ -300,13 +300,13 @@ def _check_accuracy(run, current, test, run_config, folder, limit, confidence) -
     return record | {"confidence": confidence, "remarks": remarks}
 
 
-def _compare_images(old, now, limit, confidence) -> dict:
+def _compare_images(old, new, limit, confidence) -> dict:
     """Compare accuracies on the reference's images and on others, by Fisher's test."""
     from scipy import stats
 
-    table = [[old.sum(), (~old).sum()], [now.sum(), (~now).sum()]]
+    table = [[old.sum(), (~old).sum()], [new.sum(), (~new).sum()]]
     p_value = float(stats.fisher_exact(table, alternative="greater").pvalue)
-    lower = old.mean() - now.mean() > limit and p_value <= 1 - confidence
+    lower = old.mean() - new.mean() > limit and p_value <= 1 - confidence
     return {
         "accuracy_before": float(old.mean()),
         "lower_than_before": bool(lower),

@@ -210,7 +210,7 @@ def _choose_share(work, mix, stop) -> dict:
     """
     if work.options.average != "auto":
         return {"share": work.options.average}
-    section, tried = work.select or work.test, {}
+    section, reports = work.select or work.test, {}
     names = ("select_before", "select_after") if work.select else (BEFORE, AFTER)
     first = _prepare_evaluation(work, work.parent, names[0], section)
     before = _measure_choice(work, first, names[0], stop)
@@ -219,17 +219,17 @@ def _choose_share(work, mix, stop) -> dict:
     # The evaluation may use other devices than the training.
     places = jax.tree.map(lambda x: x.sharding, (trained.params, trained.stats))
     for share in average.SHARES:
-        both = tuple({"encoder": tree} for tree in mix(share))
-        params, stats = jax.device_put(both, places)
+        trees = tuple({"encoder": tree} for tree in mix(share))
+        params, stats = jax.device_put(trees, places)
         mixed = evaluation._replace(
             state=trained.replace(params=params, stats=stats),
             source=evaluation.source | {"average": share},
         )
-        tried[str(share)] = _measure_choice(work, mixed, f"average_{share}", stop)
-        report = {"accuracy": verdict.compare_accuracies(before, tried[str(share)])}
+        reports[str(share)] = _measure_choice(work, mixed, f"average_{share}", stop)
+        report = {"accuracy": verdict.compare_accuracies(before, reports[str(share)])}
         if not verdict.list_broken_accuracy(report, work.limits):
             break
-    return {"share": share, "tried": tried}
+    return {"share": share, "tried": reports}
 
 
 def _measure_choice(work, evaluation, name, stop) -> dict[str, float]:
@@ -356,9 +356,9 @@ def main(options: argparse.Namespace) -> int:
     def work(ready, stop):
         planned, prepared = ready
         with lock.hold_lock(planned.workdir.parent):
-            asked = None if options.again else planned.asked
+            request = None if options.again else planned.asked
             parent = updates.find_current(options.run)
-            workdir = lineage.choose_folder(options.run, asked)
+            workdir = lineage.choose_folder(options.run, request)
             if (parent, workdir) != (planned.parent, planned.workdir):
                 raise lock.LockHeldError(
                     f"{options.run}: another update ended meanwhile; run the "

@@ -153,7 +153,7 @@ def default_batch_size(run: str) -> int:
     return read_run_config(run).get("batch_size", sections.TopLevel.batch_size)
 
 
-def choose_folder(run: str, asked: dict | None) -> epath.Path:
+def choose_folder(run: str, request: dict | None) -> epath.Path:
     """Choose an update's directory: the last one, if unfinished or of the same images.
 
     An unfinished update may be another one: then `build` refuses the directory, whose
@@ -161,12 +161,12 @@ def choose_folder(run: str, asked: dict | None) -> epath.Path:
 
     Args:
       run: directory of the run.
-      asked: description of the update; None: no finished update is equal.
+      request: description of the update; None: no finished update is equal.
     """
     number, earlier = 1, updates.list_updates(run)
     if earlier:
         report = updates.read_report(earlier[-1])
-        if report is None or report["asked"] == asked:
+        if report is None or report["asked"] == request:
             return earlier[-1]
         number += int(earlier[-1].name)  # those before may have been deleted
     return epath.Path(run) / updates.UPDATES / f"{number:04d}"

@@ -35,8 +35,8 @@ def compare_samples(
     rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
     squares = np.maximum(2 - 2 * rows @ rows.T, 0)
     total, count = len(rows), len(first)
-    apart = squares[np.triu_indices(total, 1)]
-    width = np.median(apart[apart > 1e-12]) if (apart > 1e-12).any() else 1.0
+    pairs = squares[np.triu_indices(total, 1)]
+    width = np.median(pairs[pairs > 1e-12]) if (pairs > 1e-12).any() else 1.0
     kernel = np.exp(-squares / width)
     weights = np.full(total, -1 / (total - count))
     weights[:count] = 1 / count

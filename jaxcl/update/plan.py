@@ -194,25 +194,25 @@ def make_plan(
         if not join:
             train = _shrink_batch(train, stream.count_rows(new_set.train))
     train = _shorten_warmup(train, changes)
-    asked = {"data": new_data, "train": options.train}
-    asked |= {"test": test_config, "old": old_config}
+    request = {"data": new_data, "train": options.train}
+    request |= {"test": test_config, "old": old_config}
     labelled = None
     if test_config is not None:
         labelled = identity.identify(own_images.read_images(test_config["data"]))
-    asked["images"] = _hash_images(run, new_set, labelled)
+    request["images"] = _hash_images(run, new_set, labelled)
     for name in ("rows", "neighbours", "index", "average"):
-        asked[name] = getattr(options, name)
+        request[name] = getattr(options, name)
     if chooser:
-        asked["select"] = chooser
+        request["select"] = chooser
     if reference or becomes_reference:
-        asked["reference"] = {"run": reference, "becomes": becomes_reference}
+        request["reference"] = {"run": reference, "becomes": becomes_reference}
     usual = vars(Limits())
     later = ("confidence", "undecided")  # options that older updates do not have
-    asked["limits"] = {
+    request["limits"] = {
         k: v for k, v in vars(limits).items() if k not in later or v != usual[k]
     }
-    asked = json.loads(json.dumps(asked))
-    workdir = lineage.choose_folder(run, None if again else asked)
+    request = json.loads(json.dumps(request))
+    workdir = lineage.choose_folder(run, None if again else request)
     comparison = None
     if labelled is not None and len(labelled.rows("test")):
         comparison = references.plan_comparison(
@@ -234,7 +234,7 @@ def make_plan(
         sample,
         options,
         limits,
-        asked,
+        request,
         str(run),
         chooser,
         comparison,
@@ -323,12 +323,12 @@ def _hash_images(run, new_set, test) -> dict:
     if test is None:
         return {"data": new.digest()}
     before = identity.read_identity(run)
-    for trained, what in ((new, "the new ones"), (before, "those of the run")):
+    for trained, origin in ((new, "the new ones"), (before, "those of the run")):
         if trained is not None and (common := identity.common(test, trained)):
             count = f"{len(common):,} of {len(test.rows('test')):,}"
             print(
                 f"config.test: {count} evaluation images are trained on, too, among "
-                f"{what}, such as {common[0]}: their accuracy flatters",
+                f"{origin}, such as {common[0]}: their accuracy flatters",
                 flush=True,
             )
     return {"data": new.digest(), "test": test.digest()}
@@ -346,28 +346,28 @@ def _shrink_batch(config, rows) -> dict:
     """Shrink the batch if `rows` new images do not fill one."""
     if rows >= config["batch_size"]:
         return config
-    batch, why = own_images.batch_size(rows), f"there are {rows} new images"
-    _tell_replaced("batch_size", batch, config["batch_size"], why)
+    batch, reason = own_images.batch_size(rows), f"there are {rows} new images"
+    _tell_replaced("batch_size", batch, config["batch_size"], reason)
     return {**config, "batch_size": batch}
 
 
 def _shorten_warmup(config, changes) -> dict:
     """Shorten the warmup if it is longer than the training."""
     epochs, section = changes.get("epochs"), config["schedule"]
-    asked = changes.get("schedule") or {}
-    if not isinstance(epochs, int) or "warmup_epochs" in asked:
+    schedule = changes.get("schedule") or {}
+    if not isinstance(epochs, int) or "warmup_epochs" in schedule:
         return config
     make = lookup.find_function(sections.SCHEDULES, section, "config.schedule")[0]
     before = {**schema.defaults(make), **section}.get("warmup_epochs", 0)
     if not 1 <= epochs <= before:
         return config
-    warmup, why = recipe.warmup_epochs(epochs), f"for config.train.epochs={epochs}"
-    _tell_replaced("schedule.warmup_epochs", warmup, before, why)
+    warmup, reason = recipe.warmup_epochs(epochs), f"for config.train.epochs={epochs}"
+    _tell_replaced("schedule.warmup_epochs", warmup, before, reason)
     return {**config, "schedule": {**section, "warmup_epochs": warmup}}
 
 
-def _tell_replaced(option, value, before, why) -> None:
-    print(f"config.train.{option}={value} in place of {before}: {why}", flush=True)
+def _tell_replaced(option, value, before, reason) -> None:
+    print(f"config.train.{option}={value} in place of {before}: {reason}", flush=True)
 
 
 def _make_evaluation_config(test, options, limits, parent_config) -> dict | None:

@@ -82,12 +82,12 @@ def match_images(
     places: dict = {}
     for row, key in enumerate(_list_keys(second)):
         places.setdefault(key, []).append(row)
-    rows, at = [], []
+    rows, other_rows = [], []
     for row, key in enumerate(_list_keys(first)):
         if places.get(key):
             rows.append(row)
-            at.append(places[key].pop(0))
-    return np.array(rows, int), np.array(at, int)
+            other_rows.append(places[key].pop(0))
+    return np.array(rows, int), np.array(other_rows, int)
 
 
 def _list_keys(images):
@@ -127,15 +127,15 @@ def read_reference(path: epath.PathLike) -> Reference:
     """
     try:
         arrays = array_files.read_npz(str(path))
-        about = json.loads(str(arrays.pop("about")))
+        metadata = json.loads(str(arrays.pop("about")))
         names, marks, classes = (arrays[x] for x in ("names", "marks", "classes"))
-        images = LabelledImages(names, marks, classes, about["protocol"])
-        right = dict(zip(about["matrices"], arrays["right"], strict=True))
+        images = LabelledImages(names, marks, classes, metadata["protocol"])
+        right = dict(zip(metadata["matrices"], arrays["right"], strict=True))
     except (ValueError, KeyError, TypeError) as error:
         raise Refused(
             f"{path} is damaged: {error}; remove it, and name a reference: --reference="
         ) from error
-    return Reference(about["run"], images, right)
+    return Reference(metadata["run"], images, right)
 
 
 def write_reference(run: str, number: int, reference: Reference) -> str:
@@ -144,7 +144,11 @@ def write_reference(run: str, number: int, reference: Reference) -> str:
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         images, names = reference.images, list(reference.right)
-        about = {"run": reference.run, "matrices": names, "protocol": images.protocol}
+        metadata = {
+            "run": reference.run,
+            "matrices": names,
+            "protocol": images.protocol,
+        }
         right = [reference.right[name] for name in names]
         with storage.replacing(path) as file:
             np.savez_compressed(
@@ -153,7 +157,7 @@ def write_reference(run: str, number: int, reference: Reference) -> str:
                 marks=images.marks,
                 classes=images.classes,
                 right=np.array(right, bool).reshape(len(names), len(images.marks)),
-                about=np.array(json.dumps(about)),
+                about=np.array(json.dumps(metadata)),
             )
     return str(path)
 
@@ -225,7 +229,7 @@ def plan_comparison(
     if path is not None and int(path.name[:-4]) >= int(epath.Path(workdir).name):
         path = None  # of the update that is repeated here
     reference = None if path is None else read_reference(path)
-    rows, at = np.arange(len(images.marks)), None
+    rows, places = np.arange(len(images.marks)), None
     if reference is None:
         where = named or parent
         if not named and updates.list_updates(run) and parent != str(run) and not past:
@@ -234,13 +238,13 @@ def plan_comparison(
             )
     else:
         where = reference.run
-        reference, rows, at, changes = _match_reference(reference, images)
+        reference, rows, places, changes = _match_reference(reference, images)
         remarks += changes
     choosing = np.zeros(len(images.marks), bool)
     if chooses or any(update.get("choosing") for update in past):
         choosing = find_choosing(images)
         keep = ~choosing[rows]
-        rows, at = rows[keep], None if at is None else at[keep]
+        rows, places = rows[keep], None if places is None else places[keep]
         text = f"{choosing.sum():,} labelled images choose, {len(rows):,} others judge."
         if chooses and min(choosing.sum(), len(rows)) < FEWEST:
             raise Refused(
@@ -267,7 +271,7 @@ def plan_comparison(
         reference,
         where,
         rows,
-        at,
+        places,
         choosing,
         share,
         renewed,
@@ -283,7 +287,7 @@ def _match_reference(reference, images):
       The reference or None, rows of the labelled images, the same images in the
       reference, and remarks.
     """
-    every = np.arange(len(images.marks))
+    all_rows = np.arange(len(images.marks))
     if reference.images.protocol != images.protocol:
         what = "the evaluators, or the images that they learn from, have changed since"
         if not is_there(reference.run):
@@ -292,19 +296,19 @@ def _match_reference(reference, images):
                 "encoder is gone; --reference=RUN names another, such as the parent"
             )
         remark = f"The reference {reference.run} answers again: {what}."
-        return None, every, None, [remark]
-    rows, at = match_images(images, reference.images)
+        return None, all_rows, None, [remark]
+    rows, places = match_images(images, reference.images)
     if len(rows) == len(images.marks) == len(reference.images.marks):
-        return reference, rows, at, []
-    new = np.setdiff1d(every, rows)
-    gone = np.setdiff1d(np.arange(len(reference.images.marks)), at)
+        return reference, rows, places, []
+    new = np.setdiff1d(all_rows, rows)
+    removed = np.setdiff1d(np.arange(len(reference.images.marks)), places)
     changes = [
-        f"{listing.say_names([x.decode(errors='replace') for x in names[which]])} {how}"
-        for names, which, how in (
+        f"{listing.say_names([x.decode(errors='replace') for x in names[index]])} {how}"
+        for names, index, how in (
             (images.names, new, "new"),
-            (reference.images.names, gone, "gone"),
+            (reference.images.names, removed, "gone"),
         )
-        if len(which)
+        if len(index)
     ]
     text = f"the labelled images have changed since the reference: {'; '.join(changes)}"
     if len(rows) < FEWEST:
@@ -314,7 +318,7 @@ def _match_reference(reference, images):
             "another may be named, such as the parent"
         )
     remark = f"{text[0].upper()}{text[1:]}. The {len(rows):,} in common decide."
-    return reference, rows, at, [remark]
+    return reference, rows, places, [remark]
 
 
 def _judged_before(run, past) -> np.ndarray:
@@ -351,12 +355,12 @@ def compare_answers(
     for name in after:
         if name not in before or name not in reference:
             continue
-        there = plan.rows if plan.at is None else plan.at
-        first, now = reference[name][there], after[name][plan.rows]
-        pairs = gate.count_pairs(first, now)
+        places = plan.rows if plan.at is None else plan.at
+        first, last = reference[name][places], after[name][plan.rows]
+        pairs = gate.count_pairs(first, last)
         matrices[name] = {
-            "reference": describe_pairs(first, now, confidence),
-            "parent": describe_pairs(before[name][plan.rows], now, confidence),
+            "reference": describe_pairs(first, last, confidence),
+            "parent": describe_pairs(before[name][plan.rows], last, confidence),
             "changed": (pairs.lost + pairs.gained) / pairs.total,
         }
         if limit is not None and plan.share.error > 0:
@@ -378,10 +382,10 @@ def compare_answers(
     }
 
 
-def describe_pairs(first: np.ndarray, now: np.ndarray, confidence: float) -> dict:
+def describe_pairs(first: np.ndarray, last: np.ndarray, confidence: float) -> dict:
     """Describe the pairs of answers of two encoders, as JSON."""
-    pairs = gate.count_pairs(first, now)
+    pairs = gate.count_pairs(first, last)
     low, high = gate.interval(pairs, confidence)
     counts = {"lost": pairs.lost, "gained": pairs.gained}
-    accuracy = {"before": float(first.mean()), "after": float(now.mean())}
+    accuracy = {"before": float(first.mean()), "after": float(last.mean())}
     return counts | accuracy | {"loss": pairs.loss, "low": low, "high": high}

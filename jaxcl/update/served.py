@@ -64,12 +64,12 @@ def compare(work: plan.Plan, before: OldImages, folder: epath.PathLike) -> Compa
         label=label if is_labelled else None,
         k=k,
     )
-    moved = drift.measure_drift(before.rows, after, k=k)
-    moved["adapters"] = {fitted.kind: fitted.recall for fitted in measured.back}
+    measures = drift.measure_drift(before.rows, after, k=k)
+    measures["adapters"] = {fitted.kind: fitted.recall for fitted in measured.back}
     back = measured.back[0]
     adapter = maps.fit(after, before.rows, back.kind, back.options)
-    moved = result_file.jsonable(moved) | {"rows": len(after)}
-    return Comparison(moved, measured.ways, adapter, served)
+    measures = result_file.jsonable(measures) | {"rows": len(after)}
+    return Comparison(measures, measured.ways, adapter, served)
 
 
 def _digest(value) -> str:

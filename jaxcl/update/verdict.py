@@ -7,11 +7,11 @@ from jaxcl.update import gate, plan
 BEFORE, AFTER = "before", "after"
 
 
-def decide_index(moved: dict | None, measured: dict | None, least: float) -> str:
+def decide_index(drift: dict | None, measured: dict | None, least: float) -> str:
     """Decide what to do with an index of the old embeddings.
 
     Args:
-      moved: result of `drift.measure_drift`; None: not measured.
+      drift: result of `drift.measure_drift`; None: not measured.
       measured: result of `ways.measure_ways`.
       least: share of the quality of a new index from which a way is good enough.
 
@@ -20,11 +20,11 @@ def decide_index(moved: dict | None, measured: dict | None, least: float) -> str
       `ways.list_usable`. Without labels the old neighbours may be found in place of the
       new ones: "keep" in the index as it is, "adapt" through the best adapter.
     """
-    if moved is None:
+    if drift is None:
         return "unknown"
     verdicts = {ways.verdict_of(way) for way in ways.list_usable(measured, least)}
     if "precision" not in measured["all"]:
-        shares = moved["index_overlap"], max(moved["adapters"].values())
+        shares = drift["index_overlap"], max(drift["adapters"].values())
         pairs = zip(ways.VERDICTS, shares, strict=False)
         verdicts |= {verdict for verdict, share in pairs if share >= least}
     return min(verdicts, key=ways.VERDICTS.index)
@@ -90,9 +90,9 @@ _INDEX = {
 }
 
 
-def _say_recall(moved) -> str:
-    in_old_index, anew = (100 * moved[name] for name in ("index_overlap", "overlap"))
-    adapted = sorted(moved["adapters"].items(), key=lambda pair: -pair[1])
+def _say_recall(drift) -> str:
+    in_old_index, anew = (100 * drift[name] for name in ("index_overlap", "overlap"))
+    adapted = sorted(drift["adapters"].items(), key=lambda pair: -pair[1])
     by_kind = ", ".join(f"{kind} {100 * share:.0f} %" for kind, share in adapted)
     return (
         f"A new query still finds {in_old_index:.0f} % of its old neighbours in your "
