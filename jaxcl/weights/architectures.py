@@ -122,25 +122,25 @@ def pick_network(
       Refused: there is no known network, or there are several.
     """
     tensors, begins = wrappers.strip_prefixes(tensors), []
-    for stem, beside in names.STEMS.items():
+    for stem, sibling in names.STEMS.items():
         for name in tensors:
             begin = name[: len(name) - len(stem)]
-            inner = beside is None or f"{begin}{beside}" in tensors
+            inner = sibling is None or f"{begin}{sibling}" in tensors
             if name.endswith(stem) and begin[-1:] in ("", ".") and inner:
                 begins.append(begin)
     if not begins:
-        some = ", ".join(sorted(tensors)[:10])
+        examples = ", ".join(sorted(tensors)[:10])
         raise wrappers.RefusedTensors(
-            f"the file holds no known ResNet, ViT or ConvNeXt, but {some}"
+            f"the file holds no known ResNet, ViT or ConvNeXt, but {examples}"
         )
     if prefix is not None:
-        asked = wrappers.strip_name(prefix.removesuffix("."))
-        asked = f"{asked}." if asked else ""
-        if asked not in begins:
+        start = wrappers.strip_name(prefix.removesuffix("."))
+        start = f"{start}." if start else ""
+        if start not in begins:
             raise wrappers.RefusedTensors(
                 f"--prefix={prefix}: no tensor name starts with it"
             )
-        begins = [asked]
+        begins = [start]
     if len(begins) > 1:
         shown = ", ".join(repr(begin.rstrip(".")) for begin in sorted(begins))
         raise wrappers.RefusedTensors(
@@ -212,10 +212,10 @@ def vit_section(
       Refused: a needed tensor is missing or has a wrong shape.
     """
     network = _Tensors(tensors, scheme)
-    for odd in ("dist_token", "fc_norm.weight", "cls_norm.weight"):
-        if odd in tensors:
+    for name in ("dist_token", "fc_norm.weight", "cls_norm.weight"):
+        if name in tensors:
             raise wrappers.RefusedTensors(
-                f"the file has {odd}, which no known network has"
+                f"the file has {name}, which no known network has"
             )
     width, _, patch = network.stem()
     layers = _count_blocks(network)
@@ -388,15 +388,15 @@ def fill_arrays(
     needed = {leaf.tensor for leaf in places.values()}
     missing = sorted(needed - tensors.keys())
     ignored = (*mapping.dropped,)
-    more = [
+    unused = [
         name
         for name, x in tensors.items()
         if name not in needed and x.size and not name.startswith(ignored)
         if not name.endswith(COUNTERS)
     ]
-    if missing or more:
+    if missing or unused:
         faults = [f"it lacks {_name_some(missing)}"] if missing else []
-        faults += [f"it also has {_name_some(more)}"] if more else []
+        faults += [f"it also has {_name_some(unused)}"] if unused else []
         raise wrappers.RefusedTensors(
             f"tensors do not fit the network: {'; '.join(faults)}"
         )
@@ -412,6 +412,6 @@ def fill_arrays(
     return arrays, sorted(tensors.keys() - needed)
 
 
-def _name_some(some) -> str:
-    shown = ", ".join(some[:3])
-    return f"{shown} and {len(some) - 3} more" if len(some) > 3 else shown
+def _name_some(items) -> str:
+    shown = ", ".join(items[:3])
+    return f"{shown} and {len(items) - 3} more" if len(items) > 3 else shown

@@ -76,7 +76,7 @@ def write_features(
     schema.check_value(batch_size, schema.Count, "batch_size")
     dataset = work.parts.stream.dataset
     batch_size = embedding.padded_size(work.parts, batch_size)
-    about = {
+    metadata = {
         "card": encoder_folder.read_card(work.source["path"]),
         "images": identity.identify(dataset).digest(),
         "class_names": list(dataset.class_names),
@@ -84,12 +84,12 @@ def write_features(
         "batch_size": batch_size,
     }
     if os.path.exists(out):
-        if features.read(out)[1] != about:
+        if features.read(out)[1] != metadata:
             raise Refused("--out", out, "is no file of features; give another path")
-        return about
-    splits, width = stream.splits_of(dataset), about["card"]["num_features"]
+        return metadata
+    splits, width = stream.splits_of(dataset), metadata["card"]["num_features"]
     draft, sizes = f"{out}.part", [stream.count_rows(x) for x in splits.values()]
-    begin = _begin_draft(draft, about)
+    begin = _begin_draft(draft, metadata)
     with open(draft, "r+b") as file:
         written = (file.seek(0, os.SEEK_END) - begin) // (4 * width)
         done = _count_whole_batches(written, sizes, batch_size)
@@ -106,14 +106,14 @@ def write_features(
     for (name, x), rows in zip(splits.items(), pieces, strict=True):
         values = {"x": rows, "y": x.label, "domain": x.domain}
         arrays |= {f"{name}_{key}": value for key, value in values.items()}
-    features.write(out, arrays, about)
+    features.write(out, arrays, metadata)
     os.unlink(draft)
-    return about
+    return metadata
 
 
-def _begin_draft(draft, about) -> int:
+def _begin_draft(draft, metadata) -> int:
     """Begin a draft with a line about its features; return where rows begin."""
-    line = json.dumps(about, sort_keys=True).encode() + b"\n"
+    line = json.dumps(metadata, sort_keys=True).encode() + b"\n"
     if not os.path.exists(draft) or os.path.getsize(draft) < len(line):
         with open(draft, "wb") as file:
             file.write(line)

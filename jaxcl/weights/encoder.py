@@ -173,14 +173,14 @@ class Encoder:
         Raises:
           Refused: the features differ by more, or the card has none to compare with.
         """
-        want = self.card.get("check")
-        if want is None:
+        saved = self.card.get("check")
+        if saved is None:
             raise Refused(
                 f"{encoder_folder.CARD}: it has no features to check: an encoder of "
                 "graphs never has; export one of images again"
             )
-        moved = np.linalg.norm(self.picture_features() - np.asarray(want, np.float32))
-        gap = float(moved / np.linalg.norm(want))
+        error = np.linalg.norm(self.picture_features() - np.asarray(saved, np.float32))
+        gap = float(error / np.linalg.norm(saved))
         if not gap <= tolerance:
             raise Refused(
                 f"{encoder_folder.CARD}: check: features of the fixed picture differ "
@@ -193,10 +193,10 @@ def _apply_module(module, params, stats, inputs, *, train=False, key=None):
     """Return the features and the statistics after the pass."""
     variables = {"params": params, "batch_stats": stats}
     keys = {} if key is None else {"key": key}  # only graph encoders take one
-    rows, moved = module.apply(
+    rows, updates = module.apply(
         variables, inputs, train=train, mutable=["batch_stats"], **keys
     )
-    return rows, moved.get("batch_stats", stats)
+    return rows, updates.get("batch_stats", stats)
 
 
 def _list_images(card, images) -> tuple[Any, bool]:
@@ -289,12 +289,12 @@ def _cut_images(card, images) -> np.ndarray:
 
 def _check_array(name, images, channels, *, axes):
     """Refuse an array that is not u8 with these channels and number of axes."""
-    got = f"{getattr(images, 'dtype', type(images).__name__)}"
-    got += f"{list(getattr(images, 'shape', ()))}"
-    good = getattr(images, "dtype", None) == np.uint8 and images.ndim == axes
-    if not good or images.shape[-1] != channels:
+    actual = f"{getattr(images, 'dtype', type(images).__name__)}"
+    actual += f"{list(getattr(images, 'shape', ()))}"
+    is_valid = getattr(images, "dtype", None) == np.uint8 and images.ndim == axes
+    if not is_valid or images.shape[-1] != channels:
         shape = {3: "h, w", 4: "N, H, W"}[axes]
-        raise Refused(f"{name}: is {got}, must be uint8[{shape}, {channels}]")
+        raise Refused(f"{name}: is {actual}, must be uint8[{shape}, {channels}]")
 
 
 def _check_graphs(card, inputs):
@@ -302,9 +302,9 @@ def _check_graphs(card, inputs):
     width = card["input"]["features"]
     if not isinstance(inputs, graph_arrays.Graphs):
         raise Refused(f"inputs: {type(inputs).__name__}: must be graph_arrays.Graphs")
-    have = inputs.features.shape[-1]
-    if have != width:
-        raise Refused(f"inputs: nodes have {have} features, must have {width}")
+    count = inputs.features.shape[-1]
+    if count != width:
+        raise Refused(f"inputs: nodes have {count} features, must have {width}")
     return inputs
 
 

@@ -107,8 +107,8 @@ def _read_by_torch(path, data) -> dict[str, np.ndarray]:
         value = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         return dict(_flatten_dicts("", value, torch))
     except Exception as error:  # damaged bytes raise errors of many kinds
-        what = f"{type(error).__name__}: {str(error)[:200]}"
-        raise Refused(f"{path}: PyTorch does not read it ({what}); {mend}") from error
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+        raise Refused(f"{path}: PyTorch does not read it ({reason}); {mend}") from error
 
 
 def _flatten_dicts(

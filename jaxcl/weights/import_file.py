@@ -162,7 +162,7 @@ def _make_section(tensors, scheme, architecture, facts, flags, stem_padding) -> 
     return {"name": kind, **full, "precision": "float32"}
 
 
-def find_number(name, flags, facts, published, what) -> Any:
+def find_number(name, flags, facts, published, network) -> Any:
     """Find a number that the tensors lack, from option, config.json or architecture.
 
     Args:
@@ -170,7 +170,7 @@ def find_number(name, flags, facts, published, what) -> Any:
       flags: option -> value.
       facts: values in the files beside the weights.
       published: the architecture's number, or None.
-      what: name of the network, for messages.
+      network: name of the network, for messages.
 
     Raises:
       wrappers.RefusedTensors: no source has the number, or config.json contradicts the
@@ -184,12 +184,12 @@ def find_number(name, flags, facts, published, what) -> Any:
     if stated is None and published is None:
         raise wrappers.RefusedTensors(
             f"neither a tensor nor {side_files.CONFIG} shows {name}, and no "
-            f"{what} is published; give --{name}"
+            f"{network} is published; give --{name}"
         )
     if None not in (stated, published) and stated != published:
         raise wrappers.RefusedTensors(
             f"{side_files.CONFIG} next to it says {name}={stated}, but a published "
-            f"{what} has {published}; choose by --{name}"
+            f"{network} has {published}; choose by --{name}"
         )
     return published if stated is None else stated
 
@@ -210,8 +210,8 @@ def _find_sizes(section, prepared, size, resize) -> dict:
         least = patch * 2 ** (len(section["depths"]) - 1)
         if size < least:
             raise Refused(f"--size={size}: must be {least} or more for its stages")
-    how = prepared.get("interpolation", "bicubic")
-    return {"size": size, "resize": resize, "interpolation": how}
+    interpolation = prepared.get("interpolation", "bicubic")
+    return {"size": size, "resize": resize, "interpolation": interpolation}
 
 
 def _find_moments(prepared, channels, mean, std) -> dict:

@@ -396,9 +396,9 @@ def compare(network: encoder.Encoder, data: bytes, pixels: stablehlo.Pixels) -> 
     for count in (1, 3):
         images = rng.integers(0, 256, (count, *shape), np.uint8)
         images = images if pixels == "uint8" else np.asarray(network.prepare(images))
-        (have,) = session.run(None, {"images": images})
-        want = np.asarray(jax.jit(embed)(images))
-        gaps.append(np.linalg.norm(have - want) / np.linalg.norm(want))
+        (actual,) = session.run(None, {"images": images})
+        expected = np.asarray(jax.jit(embed)(images))
+        gaps.append(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
     return float(max(gaps))
 
 

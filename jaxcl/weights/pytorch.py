@@ -24,20 +24,20 @@ def check_supported(section: dict) -> None:
     """
     kind = section["name"]
     core.check_choice("--torch: config.encoder.name", kind, tuple(writer.PYTORCH))
-    wrong = ()
+    fault = ()
     if kind == "resnet" and section["padding"] != "torch":
         # With stride 2 the windows would read other pixels than PyTorch's do.
-        wrong = "padding", "must be 'torch'"
+        fault = "padding", "must be 'torch'"
     elif kind == "vit":
         if section["positions"] == "rotary" and section["qkv_bias"] == "all":
-            wrong = "qkv_bias", "with rotary positions must be 'query_value' or 'none'"
+            fault = "qkv_bias", "with rotary positions must be 'query_value' or 'none'"
     elif kind == "convnext":
         if section["depths"] is not None and len(section["depths"]) != 4:
-            wrong = "depths", "must be of four stages"
+            fault = "depths", "must be of four stages"
         elif section["patch"] not in (1, 3, 4, 5, 6, 7):
-            wrong = "patch", "must be 1 or 3 to 7"
-    if wrong:
-        field, allowed = wrong
+            fault = "patch", "must be 1 or 3 to 7"
+    if fault:
+        field, allowed = fault
         raise Refused(
             f"--torch: config.encoder.{field}={section[field]!r} has no counterpart "
             f"in PyTorch; {allowed}"

@@ -100,7 +100,7 @@ def _number_blocks(pairs: set[tuple[int, int]]) -> dict[tuple[int, int], int]:
         raise RefusedTensors(
             f"its blocks lie in chunks of {sizes}, and some are missing"
         )
-    return {pair: at for at, pair in enumerate(sorted(pairs))}
+    return {pair: number for number, pair in enumerate(sorted(pairs))}
 
 
 def _name_numbers(tensors) -> dict[str, str]:
@@ -127,9 +127,9 @@ def _map_numbers(tensors, begin, first) -> dict[int, str]:
     Between batch norm and first stage there is a ReLU, and after 7 x 7 a max pool.
     """
     stem = [
-        at
-        for side, at in {7: first - 4, 3: first - 3}.items()
-        if getattr(tensors.get(f"{begin}{at}.weight"), "shape", ())[2:] == (side, side)
+        n
+        for side, n in {7: first - 4, 3: first - 3}.items()
+        if getattr(tensors.get(f"{begin}{n}.weight"), "shape", ())[2:] == (side, side)
     ]
     if len(stem) != 1:
         raise RefusedTensors(

@@ -27,7 +27,7 @@ _FURTHER = {*PYTORCH.values(), maps.FILE, "encoder.stablehlo", "encoder.onnx"}
 
 def describe(network: encoder.Encoder, files: dict[str, bytes]) -> dict:
     """Describe an encoder and its files as a card does."""
-    now = datetime.datetime.now(datetime.UTC)
+    time = datetime.datetime.now(datetime.UTC)
     return {
         "format": encoder_folder.FORMAT,
         "num_features": network.num_features,
@@ -39,7 +39,7 @@ def describe(network: encoder.Encoder, files: dict[str, bytes]) -> dict:
             "flax": flax.__version__,
             "python": platform.python_version(),
         },
-        "date": now.isoformat(timespec="seconds"),
+        "date": time.isoformat(timespec="seconds"),
     }
 
 
