@@ -161,20 +161,20 @@ def _executed(text: str) -> Iterator[tuple]:
     def within(name, times, counted):
         for op in bodies.get(name, ()):
             yield op, bodies, name, times, counted
-            inner, often, sure = _CALLED.findall(op.rest), times, counted
+            inner, often, exact = _CALLED.findall(op.rest), times, counted
             if op.code == "fusion":
                 for fused in bodies.get(inner[0], ()):
                     if _KIND.fullmatch(fused.code):
                         yield fused, bodies, inner[0], times, counted
             elif op.code == "while":
                 trips = _TRIPS.search(op.rest)
-                often, sure = times * int(trips[1] if trips else 1), counted and trips
+                often, exact = times * int(trips[1] if trips else 1), counted and trips
             elif op.code == "conditional":
                 names = re.findall(r"[\w.-]+", ",".join(_BRANCHES.findall(op.rest)))
                 inner = [max(names, key=lambda x: len(bodies.get(x, ())))]
             if op.code in ("while", "conditional", "call", "async-start"):
                 for called in inner:
-                    yield from within(called, often, bool(sure))
+                    yield from within(called, often, bool(exact))
 
     yield from within(entry, 1, True)
 
@@ -196,7 +196,7 @@ def collectives(text: str) -> list[Collective]:
     """
     header = text.partition("\n")[0]
     sizes = re.findall(r"\b(?:num_partitions|replica_count)=(\d+)", header)
-    everyone, messages, seen = math.prod(map(int, sizes)), [], set()
+    num_devices, messages, seen = math.prod(map(int, sizes)), [], set()
     for op, bodies, name, times, counted in _executed(text):
         matched = _KIND.fullmatch(op.code)
         channel = "chain_id=" in op.rest and re.search(r"channel_id=\d+", op.rest)[0]
@@ -207,18 +207,18 @@ def collectives(text: str) -> list[Collective]:
         if matched[2]:  # the shape of a start holds its inputs, too
             ends = [x for x in bodies[name] if x.code == f"{kind}-done"]
             shape = next(x.shape for x in ends if op.name in x.operands)
-        group = _group_size(op.rest, kind, everyone)
+        group = _group_size(op.rest, kind, num_devices)
         size = _shape_bytes(shape) * (group if kind == "reduce-scatter" else 1)
         messages.append(Collective(kind, group, size, times, counted))
     return [message for message in messages if message.group > 1]
 
 
-def _group_size(rest, kind, everyone) -> int:
+def _group_size(rest, kind, num_devices) -> int:
     """Count the devices that exchange data in a collective."""
     if kind == "collective-permute":
         pairs = re.search(r"source_target_pairs=\{(.*?)\}\}", rest)
         moves = re.findall(r"(\d+),(\d+)", pairs[1]) if pairs else []
-        return everyone if any(a != b for a, b in moves) else 1
+        return num_devices if any(a != b for a, b in moves) else 1
     if mesh := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", rest):
         sides = dict(re.findall(r"'?([\w.]+)'?=(\d+)", mesh[1]))
         parts = re.findall(r"'?([\w.]+)'?(?::\(\d+\)(\d+))?", mesh[2])
@@ -226,7 +226,7 @@ def _group_size(rest, kind, everyone) -> int:
     if listed := re.search(r"replica_groups=\[\d+,(\d+)\]", rest):
         return int(listed[1])
     first = re.search(r"replica_groups=\{\{([\d,]+)\}", rest)
-    return len(first[1].split(",")) if first else everyone
+    return len(first[1].split(",")) if first else num_devices
 
 
 def _shape_bytes(shape) -> int:
@@ -252,12 +252,12 @@ def count_moved_bytes(text: str) -> int:
         }
         if op.code in ("fusion", "custom-call", "copy"):
             inside = _CALLED.search(op.rest)[1] if op.code == "fusion" else ""
-            through = collections.Counter(map(sizes[name].get, [op.name, *op.operands]))
+            tensors = collections.Counter(map(sizes[name].get, [op.name, *op.operands]))
             for part in bodies.get(inside, ()):
                 if part.code in ("dynamic-slice", "gather", "dynamic-update-slice"):
-                    both = part.code == "dynamic-update-slice"
-                    through -= {sizes[inside][part.operands[0]]: 1 + both}
-            total += times * sum(through.elements())
+                    is_update = part.code == "dynamic-update-slice"
+                    tensors -= {sizes[inside][part.operands[0]]: 1 + is_update}
+            total += times * sum(tensors.elements())
     return total
 
 
@@ -265,13 +265,13 @@ def count_moved_bytes(text: str) -> int:
 
 
 def least_seconds(
-    flops: float, moved: float, sent: list[Collective], chip: Chip, precision: str
+    flops: float, traffic: float, sent: list[Collective], chip: Chip, precision: str
 ) -> dict[str, float]:
     """Bound the seconds of a step from below, by arithmetic, memory and links.
 
     Args:
       flops: FLOPs of a step on one device.
-      moved: bytes to and from the device's memory.
+      traffic: bytes to and from the device's memory.
       sent: messages that devices send each other.
       chip: the device.
       precision: "bfloat16" or "float32", of the products.
@@ -282,7 +282,7 @@ def least_seconds(
     """
     bounds = {
         "arithmetic": flops / getattr(chip, precision),
-        "memory": moved / chip.bandwidth,
+        "memory": traffic / chip.bandwidth,
         "links": sum(message.times * link_seconds(message, chip) for message in sent),
     }
     return bounds | {"total": max(bounds.values())}
@@ -329,15 +329,15 @@ def lower_step(work: job.Job) -> jax.stages.Lowered:
     num_batches = work.batches_per_step(_later_task(work))
     steps = work.loop.steps_per_call
     state, batch = job.placed_shapes(work.method, work.data, work.mesh, num_batches)
-    everywhere = sharding.replicated(work.mesh)
+    replicated = sharding.replicated(work.mesh)
     split = sharding.split_sharding(work.mesh, axis=2 if num_batches > 1 else 1)
-    place = everywhere if work.data.graphs else split
+    place = replicated if work.data.graphs else split
     constants = {name: batch.pop(name) for name in job.constant_shapes(work.method)}
     batch = rows_only(batch) if work.data.resident else batch
     batches = jax.tree.map(lambda x: placed(x, place, steps), batch)
     shapes = job.resident_shapes(work.data) | constants
-    images = jax.tree.map(lambda x: placed(x, everywhere), shapes)
-    count = jax.ShapeDtypeStruct((), np.int32, sharding=everywhere)
+    images = jax.tree.map(lambda x: placed(x, replicated), shapes)
+    count = jax.ShapeDtypeStruct((), np.int32, sharding=replicated)
     return job.compile_step(work).lower(state, images, batches, count)
 
 
@@ -375,15 +375,15 @@ def read_program(
     flops = max(counted.get("flops", 0.0), (written or 0) / work.mesh.size)
     # A GPU's compiler tells no bytes of a chip that is absent, nor of libraries' calls.
     gpu = work.mesh.devices.flat[0].platform == "gpu"
-    through = count_moved_bytes(text) if gpu else counted.get("bytes accessed", 0.0)
+    traffic = count_moved_bytes(text) if gpu else counted.get("bytes accessed", 0.0)
     sent, precision = collectives(text), work.config.get("precision", "float32")
     return {
         "memory": memory,
         "fits": chip and memory["held"] <= chip.memory,
         "flops": flops,
-        "bytes": through,
+        "bytes": traffic,
         "collectives": [message._asdict() for message in sent],
-        "least": chip and least_seconds(flops, through, sent, chip, precision),
+        "least": chip and least_seconds(flops, traffic, sent, chip, precision),
     }
 
 
@@ -525,18 +525,18 @@ exit codes: 0 compiled, 1 failed, 2 wrong command or config"""
 
 def main(options: argparse.Namespace) -> int:
     """Run `jaxcl estimate`; return its exit code."""
-    target, by = None, f"jax {jax.__version__}"
+    target, version = None, f"jax {jax.__version__}"
     sizes = {"classes": options.classes, "rows": options.rows}
     for name, size in sizes.items():
         schema.check_value(size, schema.Count | None, f"--{name}")
     config = files.read_config(options.config)
     if options.target is not None:
         target = parse_target(options.target)
-        by = compiler(target)
+        version = compiler(target)
         os.environ.update(_ENVIRONMENT)
         jax.config.update("jax_platforms", "cpu")
     figures, chip = estimate(config, target, **sizes)
     if options.json:
-        storage.write_json(options.json, figures | {"compiler": by})
-    print(f"{format_estimate(figures, chip)} by {by}")
+        storage.write_json(options.json, figures | {"compiler": version})
+    print(f"{format_estimate(figures, chip)} by {version}")
     return 0

@@ -125,8 +125,8 @@ def number_styles(names: Sequence[str]) -> dict[str, int]:
         letters = "".join(re.findall(r"[a-z0-9]", name.lower()))
         first = zlib.crc32(letters.encode()) % len(COLOURS)
         turn = [*range(first, len(COLOURS)), *range(first)]
-        taken, others = {*numbers.values()}, itertools.count(len(COLOURS))
-        free = (n for n in itertools.chain(turn, others) if n not in taken)
+        used, others = {*numbers.values()}, itertools.count(len(COLOURS))
+        free = (n for n in itertools.chain(turn, others) if n not in used)
         numbers[name] = next(free)
     return numbers
 
@@ -241,7 +241,7 @@ def life(points: dict[int, LifePoint], path, *, title="") -> None:
     figure = make_figure(7.0, 3.4)
     axes, numbers = figure.subplots(), np.array(list(points))
     rows = list(points.values())
-    first, now = (
+    first, current = (
         100 * np.array([getattr(x, k) for x in rows]) for k in LifePoint._fields[:2]
     )
     edges = 100 * np.array([[x.accuracy - x.low, x.high - x.accuracy] for x in rows]).T
@@ -252,14 +252,14 @@ def life(points: dict[int, LifePoint], path, *, title="") -> None:
     line = {"where": "mid", "color": COLOURS[1], "ls": "--", "lw": 1}
     axes.step(numbers, limits, label="limit", **line)
     for accepted, number, face in ((True, 0, COLOURS[0]), (False, 1, "white")):
-        which = np.array([x.accepted is accepted for x in rows])
-        if which.any():
+        mask = np.array([x.accepted is accepted for x in rows])
+        if mask.any():
             style = {"fmt": MARKERS[0], "color": COLOURS[number], "mfc": face}
             word = "accepted" if accepted else "rolled back"
             axes.errorbar(
-                numbers[which],
-                now[which],
-                edges[:, which],
+                numbers[mask],
+                current[mask],
+                edges[:, mask],
                 label=word,
                 capsize=2,
                 **style,
@@ -331,17 +331,17 @@ def class_shares(steps, shares, path, *, title="", time="step {}") -> None:
 
     shares = 100 * np.asarray(shares, np.float64)
     times, size = shares.shape
-    figure, axes, groups, what = _classes(np.argsort(-shares[0], kind="stable"))
+    figure, axes, groups, unit = _classes(np.argsort(-shares[0], kind="stable"))
     axes.axhline(100 / size, color="0.5", linestyle=":", linewidth=1)
     chosen = np.linspace(0, times - 1, min(times, MOST_TIMES)).round().astype(int)
     # From dark to light, except for the palest of the colours.
     colours = colormaps["viridis"](np.linspace(0.0, 0.9, len(chosen)))
-    for number, (at, colour) in enumerate(zip(chosen, colours, strict=True)):
+    for number, (label, colour) in enumerate(zip(chosen, colours, strict=True)):
         style = choose_style(number) | {"color": colour, "markersize": 4}
-        values = [shares[at, group].mean() for group in groups]
-        axes.plot(range(len(groups)), values, label=time.format(steps[at]), **style)
+        values = [shares[label, group].mean() for group in groups]
+        axes.plot(range(len(groups)), values, label=time.format(steps[label]), **style)
     axes.set_ylim(bottom=0)
-    xlabel = f"{what}, by its share at {time.format(steps[0])}"
+    xlabel = f"{unit}, by its share at {time.format(steps[0])}"
     axes.set(title=title, xlabel=xlabel, ylabel="share of the labelled rows (%)")
     show_legend(axes, title="dotted: balanced")
     save_figure(figure, path)
@@ -359,7 +359,7 @@ def class_spread(runs, path, *, title="") -> None:
     """
     first = next(iter(runs.values()))
     order = np.argsort(np.asarray(first[1], np.float64), kind="stable")
-    figure, axes, groups, what = _classes(order)
+    figure, axes, groups, unit = _classes(order)
     for number, (name, values) in enumerate(runs.items()):
         for kind, line, each in zip(("intra", "inter"), ":-", values, strict=True):
             each = np.asarray(each, np.float64)
@@ -367,7 +367,7 @@ def class_spread(runs, path, *, title="") -> None:
             style["label"] = f"{shorten_name(name)}: {kind}"
             axes.plot(range(len(groups)), [each[g].mean() for g in groups], **style)
     ylabel = "intra-class variance, inter-class similarity"
-    axes.set(title=title, xlabel=f"{what}, by its similarity to others", ylabel=ylabel)
+    axes.set(title=title, xlabel=f"{unit}, by its similarity to others", ylabel=ylabel)
     show_legend(axes)
     save_figure(figure, path)
 
@@ -553,10 +553,10 @@ def _draw_strip(axes, images, name) -> None:
 
 def _label_ends(axes, drawn, low) -> None:
     """Write the name and last value of each line at its end, without overlap."""
-    apart = (101 - low) / 14
+    gap = (101 - low) / 14
     height = -np.inf
     for method in sorted(drawn, key=lambda method: (method.means[-1], method.name)):
-        height = max(method.means[-1], height + apart)
+        height = max(method.means[-1], height + gap)
         name = shorten_name(method.name)
         axes.annotate(
             f"{name}  {method.means[-1]:.0f} %",
@@ -635,8 +635,8 @@ def _heat_map(figure, axes, matrix, title, task_names) -> None:
     places = [n - 1 for n in choose_axis_numbers(size)]
     if few and task_names is not None:
         names = [shorten_name(name) for name in task_names]
-    turned = {"rotation": 45, "ha": "right"} if max(map(len, names)) > 3 else {}
-    axes.set_xticks(places, names, **turned)
+    style = {"rotation": 45, "ha": "right"} if max(map(len, names)) > 3 else {}
+    axes.set_xticks(places, names, **style)
     axes.set_yticks(places, numbers)
     for i, j in np.argwhere(np.isfinite(matrix)) if few else ():
         value = 100 * matrix[i, j]
@@ -702,9 +702,9 @@ def _before_and_after(axes, results, names) -> None:
     after = [np.array(results["matrices"][name], float)[0, 0] for name in names]
     first = [results.get("untrained", {}).get(name, [None])[0] for name in names]
     before = [np.nan if value is None else value for value in first]
-    both = {"untrained": (-0.2, before), "trained": (0.2, after)}
-    for label, number in number_styles([*both]).items():
-        shift, values = both[label]
+    placed = {"untrained": (-0.2, before), "trained": (0.2, after)}
+    for label, number in number_styles([*placed]).items():
+        shift, values = placed[label]
         style = {"label": label, "color": choose_style(number)["color"]}
         bars = axes.bar(places + shift, 100 * np.array(values), 0.38, **style)
         axes.bar_label(bars, fmt="%.1f")

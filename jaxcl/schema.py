@@ -231,16 +231,16 @@ def nest_options(function: Callable, section: Mapping[str, Any], field: str) -> 
         inner[name] = {"name": outer[name].default} | value
         makers[name] = rule.find(inner[name], f"{field}.{name}")[0]
     rest = {name: value for name, value in section.items() if name not in rules}
-    taken = {name: option_of(function) for name, function in makers.items()}
+    options_of = {name: option_of(function) for name, function in makers.items()}
     for key in [key for key in rest if key not in outer]:
-        takers = [name for name, options in taken.items() if key in options]
+        takers = [name for name, options in options_of.items() if key in options]
         if takers or (rest[key] is None and _list_takers(rules, key)):
             value = rest.pop(key)
             for name in takers:
                 inner[name][key] = value
 
     def is_set(name, key, value):
-        others = value is None and key not in taken[name]
+        others = value is None and key not in options_of[name]
         return value is not MISSING and not (others and _list_takers(rules, key))
 
     return rest | {
@@ -284,8 +284,8 @@ def read_options(
             by_name[name] = Option(name, None, Any, MISSING)
     settings = []
     for name, option in by_name.items():
-        value, asked = section.get(name, option.default), name in section
-        option = option._replace(path=f"{field}.{name}", value=value, asked=asked)
+        value, is_set = section.get(name, option.default), name in section
+        option = option._replace(path=f"{field}.{name}", value=value, asked=is_set)
         settings.append(option._replace(stands_for=value))
     return settings
 
@@ -458,8 +458,8 @@ def _check_kind(value, kind, field) -> None:
     refusals = (rule.refusal(value) for rule in rules)
     if plain in _NUMBERS:
         refusals = (_number_refusal(value, plain, *(rules or (Range(),))),)
-    if wrong := next(filter(None, refusals), ""):
-        raise Refused(f"{field}={value!r}: must be {wrong}")
+    if refusal := next(filter(None, refusals), ""):
+        raise Refused(f"{field}={value!r}: must be {refusal}")
     if plain in _LISTS and inner:
         _check_entries(value, inner, field)
 
@@ -469,8 +469,8 @@ def _number_refusal(value, plain, allowed: Range) -> str:
     largest = _LARGEST[plain]
     if plain is float and not abs(value) <= largest:  # so is nan
         return " and ".join(filter(None, (allowed.words, "finite")))
-    if wrong := allowed.refusal(value):
-        return wrong
+    if refusal := allowed.refusal(value):
+        return refusal
     if abs(value) <= largest or allowed.most < math.inf:
         return ""
     return f"at most {largest}" if value > 0 else f"at least {-largest}"
@@ -525,8 +525,8 @@ def options(
     for option in options:
         if option.value is MISSING:
             raise Refused(f"{option.path}: missing, and it has no default")
-    asked = {option.name: option.value for option in options if option.asked}
-    return asked | read_choices(function, asked, field)
+    set_options = {option.name: option.value for option in options if option.asked}
+    return set_options | read_choices(function, set_options, field)
 
 
 def read_choices(function, section: Mapping[str, Any], field: str) -> dict:

@@ -75,8 +75,8 @@ def mesh(num_devices: int | None = None, *, model: int = 1) -> Mesh:
     Raises:
       Refused: `num_devices` is not between 1 and the number of devices.
     """
-    elsewhere = _ELSEWHERE.get()
-    described = () if elsewhere is None else elsewhere.devices
+    target = _ELSEWHERE.get()
+    described = () if target is None else target.devices
     devices = list(described or jax.devices())
     count = len(devices) if num_devices is None else num_devices
     if not described and jax.process_count() > 1 and 1 <= count <= len(devices):
@@ -134,8 +134,8 @@ def platform() -> str:
     These are the devices of this machine, or of `compile_target`. Call it while a
     program is traced, not before.
     """
-    elsewhere = _ELSEWHERE.get()
-    name = elsewhere.platform if elsewhere else jax.default_backend()
+    target = _ELSEWHERE.get()
+    name = target.platform if target else jax.default_backend()
     return _PLATFORMS.get(name, name)
 
 
@@ -179,8 +179,8 @@ def has_cudnn_attention() -> bool:
 
 def _cuda_generation() -> int | None:
     """Return the first number of the compute capability; None if unknown."""
-    elsewhere = _ELSEWHERE.get()
-    described = () if elsewhere is None else elsewhere.devices
+    target = _ELSEWHERE.get()
+    described = () if target is None else target.devices
     device = (described or jax.devices())[0]
     # AMD's are named otherwise ("gfx90a").
     first = str(getattr(device, "compute_capability", "")).partition(".")[0]

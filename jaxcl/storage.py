@@ -172,15 +172,15 @@ def exists(path: Path) -> bool:
     return epath.Path(path).exists()
 
 
-def check_blank(path: Path, what: str) -> None:
+def check_blank(path: Path, label: str) -> None:
     """Refuse a path that is there already, unless it is an empty folder on a disk.
 
     Args:
       path: path to be written.
-      what: name of the path in a message, such as "--out=FOLDER".
+      label: name of the path in a message, such as "--out=FOLDER".
     """
     if os.path.exists(path) and (not os.path.isdir(path) or os.listdir(path)):
-        raise Refused(f"{what} is there already and not an empty folder")
+        raise Refused(f"{label} is there already and not an empty folder")
 
 
 def is_folder(path: Path) -> bool:

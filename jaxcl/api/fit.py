@@ -249,11 +249,11 @@ def _stopping() -> Iterator:
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
-    asked = threading.Event()
+    event = threading.Event()
 
     def record_signal(number):  # in a thread: at once, also while a program is compiled
-        if not asked.is_set():
-            asked.set()
+        if not event.is_set():
+            event.set()
             print("jaxcl: the run saves and stops; a second Ctrl-C ends it", flush=True)
 
     calls = []
@@ -264,4 +264,4 @@ def _stopping() -> Iterator:
             raise KeyboardInterrupt
 
     with signals.hear_at_once((signal.SIGINT,), record_signal, note):
-        yield lambda: bool(calls) or asked.is_set()
+        yield lambda: bool(calls) or event.is_set()

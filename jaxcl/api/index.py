@@ -146,12 +146,12 @@ def fit_file(
     return [*verdict.say_ways(fitted.ways), f"{recall}: {out}"]
 
 
-def _refuse_bad(rows, what, names) -> None:
+def _refuse_bad(rows, path, names) -> None:
     """Refuse vectors without a direction."""
     bad = np.flatnonzero(~np.isfinite(rows).all(axis=1) | ~rows.any(axis=1))
     if len(bad):
         raise Refused(
-            f"{what}: {len(bad)} vectors are zero or have numbers that are not finite, "
+            f"{path}: {len(bad)} vectors are zero or have numbers that are not finite, "
             f"such as those of the ids {', '.join(names[i] for i in bad[:3])}"
         )
 
@@ -262,14 +262,14 @@ def _write_canary(run, out, ids) -> str:
     table = vectors.open_table(out, ids=ids, field="--out")
     places = np.unique(np.linspace(0, table.rows - 1, canary.MEMBERS).astype(int))
     names = table.ids.names(places)
-    now = canary.make_canary(
+    new_canary = canary.make_canary(
         first.encoder,
         first.queries,
         table.take(places),
         names,
         query_ids=first.query_ids,
     )
-    canary.write_canary(out + _CANARY, now)
+    canary.write_canary(out + _CANARY, new_canary)
     return f"its canary is {out}{_CANARY}"
 
 
@@ -387,8 +387,8 @@ def refresh_file(
     embedder = build.make_embedder(transfer_config.add_checkpoint(config, current))
     wanted = read_plan(planned, first)
     rows = _find_all(table, wanted, planned)
-    everything = np.arange(embedder.size)
-    image_ids = served.list_ids(embedder.examples, everything, section)
+    all_rows = np.arange(embedder.size)
+    image_ids = served.list_ids(embedder.examples, all_rows, section)
     places = {name: place for place, name in enumerate(image_ids)}
     _refuse_missing(
         [x for x in wanted if x not in places], f"--images={images}", planned
@@ -398,9 +398,9 @@ def refresh_file(
     numbers = np.array([places[wanted[i]] for i in by_row])
 
     def work(stop):
-        about = {"rows": rows.tolist(), "encoder": last.target}
+        metadata = {"rows": rows.tolist(), "encoder": last.target}
         draft = vectors.Draft(
-            f"{out}.embedded.npy", len(rows), last.after.shape[1], np.float32, about
+            f"{out}.embedded.npy", len(rows), last.after.shape[1], np.float32, metadata
         )
         with contextlib.closing(draft):
             for start in range(draft.done, len(rows), 1024):
@@ -484,10 +484,10 @@ def _find_all(table, wanted, where) -> np.ndarray:
     return rows
 
 
-def _refuse_missing(names, what, where) -> None:
+def _refuse_missing(names, path, where) -> None:
     if names:
         raise Refused(
-            f"{what}: lacks {len(names):,} of the ids of {where}, such as "
+            f"{path}: lacks {len(names):,} of the ids of {where}, such as "
             f"{', '.join(names[:3])}"
         )
 

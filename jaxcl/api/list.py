@@ -126,8 +126,8 @@ def add_options(parser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Print the kinds that are asked for; without any, an overview."""
-    if wrong := [kind for kind in options.kinds if kind not in KINDS]:
-        raise Refused("KIND", wrong[0], f"must be one of {', '.join(KINDS)}")
+    if unknown := [kind for kind in options.kinds if kind not in KINDS]:
+        raise Refused("KIND", unknown[0], f"must be one of {', '.join(KINDS)}")
     width = shutil.get_terminal_size((88, 24)).columns
     texts = (format_kind(kind, width) for kind in options.kinds)
     print("\n\n".join(texts) if options.kinds else overview())

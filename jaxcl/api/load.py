@@ -44,13 +44,13 @@ def load_encoder(
 @contextlib.contextmanager
 def exported(run: str) -> Iterator[str]:
     """Yield a folder with a run's exported encoder: in the run, or a temporary one."""
-    with tempfile.TemporaryDirectory() as elsewhere:
+    with tempfile.TemporaryDirectory() as folder:
         place = f"{updates.find_current(run)}/encoder"
         try:
             export.export(run, place, force=True)
         except OSError as error:
             if error.errno not in _READ_ONLY:
                 raise
-            place = f"{elsewhere}/encoder"
+            place = f"{folder}/encoder"
             export.export(run, place)
         yield place

@@ -127,10 +127,10 @@ def entries(raw: Mapping, command_options: set[str]) -> Iterator[OptionEntry]:
     config = dict(raw)
     if raw.get("checkpoint") != "":  # configs/transfer.py leaves it to the command
         config = resolve.fill_from_encoder(config)
-    asked = options.flatten(raw)
+    flat = options.flatten(raw)
     origins = {f"config.{name}": "command" for name in command_options}
     for path, value in options.flatten(config).items():
-        if asked.get(path) != value:
+        if flat.get(path) != value:
             origins[path] = "checkpoint" if raw.get("checkpoint") else "start"
     for option in options.iterate_options(config):
         spelled = (origins[x] for x in _list_spellings(option.path) if x in origins)
@@ -184,8 +184,8 @@ def _check_values(listed: Sequence[OptionEntry]) -> None:
             section = option.path.rpartition(".")[0]
             others = (x.option for x in listed if x.option.function)
             paths = [x.path for x in others if x.path.startswith(f"{section}.")]
-            beside = [path.removeprefix(f"{section}.") for path in paths]
-            near = difflib.get_close_matches(option.name, beside, n=3)
+            names = [path.removeprefix(f"{section}.") for path in paths]
+            near = difflib.get_close_matches(option.name, names, n=3)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
             raise Refused(option.path, option.value, f"no such option{hint}")
         if option.annotation:

@@ -131,10 +131,10 @@ class Result:
 
         `.embed(images)` takes one image or many: arrays, PIL images, paths.
         """
-        now = updates.find_current(self.folder)
-        if self._encoder is None or self._encoder[0] != now:
+        current = updates.find_current(self.folder)
+        if self._encoder is None or self._encoder[0] != current:
             with load.exported(self.folder) as place:
-                self._encoder = now, encoder.load_encoder(place)
+                self._encoder = current, encoder.load_encoder(place)
         return self._encoder[1]
 
     def plot(self, path: str | os.PathLike | None = None) -> Any:
@@ -241,8 +241,8 @@ class Result:
         recipe.change(config, changes | dict(options or {}))
         new = self._data_section("new", new_images, None, all_rows=True)
         test_section, chooser = (
-            None if x is None else self._data_section(what, *inputs.split_pair(x))
-            for what, x in (("judge", test), ("select", select))
+            None if x is None else self._data_section(role, *inputs.split_pair(x))
+            for role, x in (("judge", test), ("select", select))
         )
         index = None
         if old is not None:
@@ -297,11 +297,11 @@ class Result:
         report = check.check(self.folder, new, test=test, rows=rows, limit=limit)
         return Check(report["advice"], report, report["folder"])
 
-    def _data_section(self, what, images, labels, all_rows=False) -> str | dict:
+    def _data_section(self, role, images, labels, all_rows=False) -> str | dict:
         """Return a path as it is, anything else as a section; keep its arrays."""
         if isinstance(images, str | os.PathLike):
             return os.fspath(images)
-        name = f"{self.config.name}_{what}"
+        name = f"{self.config.name}_{role}"
         read = inputs.make_input(images, name=name, labels=labels)
         self._stored_sets += read.stored_sets
         if not all_rows:

@@ -144,9 +144,9 @@ def plan_job(
     if config.get("checkpoint") is not None:
         raise Refused("config.checkpoint: nothing is trained; must be None")
     raw = resolve.resolve(config.to_dict())
-    off = dict(evaluators={}, plasticity=False, start=None, loggers="")
-    off |= {"steps_per_call": 1} if one_step else {}
-    top = dataclasses.replace(sections.read_top(raw), **off)
+    changes = dict(evaluators={}, plasticity=False, start=None, loggers="")
+    changes |= {"steps_per_call": 1} if one_step else {}
+    top = dataclasses.replace(sections.read_top(raw), **changes)
     plain = options.to_json(raw, "config")
     return job.trace_step(jobs.make_job(top, plain, None, stand_in))
 

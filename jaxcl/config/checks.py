@@ -58,8 +58,8 @@ def check_data(
     rows = identity.identify(dataset)
     identity.check_data(workdir, rows)
     warnings = []
-    if odd := splits.unknown_classes(dataset, tasks.evaluation):
-        warnings.append(f"config.data: {odd[1]}")
+    if unknown := splits.unknown_classes(dataset, tasks.evaluation):
+        warnings.append(f"config.data: {unknown[1]}")
     if is_first and (rows.by_bytes if top.duplicates is None else top.duplicates):
         by_bytes = rows if rows.by_bytes else identity.identify(dataset, True)
         name = f"config.data: {dataset.name}"
@@ -116,17 +116,17 @@ def check_start(top: sections.TopLevel, plain: dict, train: stream.Examples) -> 
     if encoder_folder.exists_at(start):
         if train.graphs is not None:
             raise Refused("config.start", start, "it is an encoder of images")
-        want = encoder_folder.read_card(start)["input"]["channels"]
+        wanted = encoder_folder.read_card(start)["input"]["channels"]
         first = train.read(0)
-        if first.shape[-1] != want:
+        if first.shape[-1] != wanted:
             raise Refused(
-                f"config.start={start!r}: its images have {want} channels, those of "
+                f"config.start={start!r}: its images have {wanted} channels, those of "
                 f"config.data have {first.shape[-1]}"
             )
         return
-    same = ["encoder", "augment", "precision"]
-    same += ["method"] if is_after else ["seed", "data", "scenario", "batch_size"]
-    _check_same(f"config.start={start!r}", start, plain, same)
+    names = ["encoder", "augment", "precision"]
+    names += ["method"] if is_after else ["seed", "data", "scenario", "batch_size"]
+    _check_same(f"config.start={start!r}", start, plain, names)
 
 
 def read_single_task_results(run: str, plain: dict, method: core.Method) -> dict:
@@ -139,17 +139,17 @@ def read_single_task_results(run: str, plain: dict, method: core.Method) -> dict
       method: the method of this run.
     """
     field = f"config.plasticity_from={run!r}"
-    same = ["seed", "data", "scenario", "batch_size", "epochs", "encoder", "augment"]
-    same += ["optimizer", "schedule", "scale_lr", "precision", "evaluators", "replay"]
-    same += ["base"] if method.single_task_options else ["method"]
-    _check_same(field, run, plain, same)
+    names = ["seed", "data", "scenario", "batch_size", "epochs", "encoder", "augment"]
+    names += ["optimizer", "schedule", "scale_lr", "precision", "evaluators", "replay"]
+    names += ["base"] if method.single_task_options else ["method"]
+    _check_same(field, run, plain, names)
     results = result_file.read_results(run) if result_file.has_results(run) else {}
     if "finetune" not in results:
         raise Refused(f"{field}: it has not measured FT_i, or not yet")
     return results["finetune"]
 
 
-def _check_same(field, run, plain, same) -> None:
+def _check_same(field, run, plain, names) -> None:
     """Refuse a run whose config differs from this one in options of these names."""
     path = epath.Path(run) / "config.json"
     if not path.exists():
@@ -158,7 +158,7 @@ def _check_same(field, run, plain, same) -> None:
     configs = (
         x | {"base": lookup.name_of(x.get("method", {}).get("base"))} for x in configs
     )
-    pair = [{name: x[name] for name in same if name in x} for x in configs]
+    pair = [{name: x[name] for name in names if name in x} for x in configs]
     if changed := options.differences(*pair):
         raise Refused(
             f"{field}: a run of another config; they differ in {'; '.join(changed)}"

@@ -46,7 +46,7 @@ def make_job(top: sections.TopLevel, plain: dict, workdir, stand_in=None) -> job
     make_parts, image = sections.read_parts(top)
     teacher = teacher_lib.read_teacher(top, image)
     chosen = sections.find_method(top.method)
-    asked = schema.options(replay.settings, top.replay or {}, "config.replay")
+    replay_options = schema.options(replay.settings, top.replay or {}, "config.replay")
     if stand_in is None:
         checks.check_path(top)
 
@@ -69,7 +69,7 @@ def make_job(top: sections.TopLevel, plain: dict, workdir, stand_in=None) -> job
     )
 
     # Method
-    stream_replay = replay.settings(num_classes, top.batch_size, **asked)
+    stream_replay = replay.settings(num_classes, top.batch_size, **replay_options)
     for name in ("capacity", "size") if stream_replay.sharded else ():
         sharding.per_device(f"config.replay.{name}", getattr(stream_replay, name), mesh)
     parts = make_parts(
@@ -180,19 +180,19 @@ def _choose_updates(
 
 def _steps_per_call(top, data: job.Data, method: core.Method) -> int:
     """Choose how many steps one call makes; graphs differ in size, so they get one."""
-    asked = top.steps_per_call
+    choice = top.steps_per_call
     if data.graphs:
-        if asked not in (None, 1):
+        if choice not in (None, 1):
             raise Refused(
-                "config.steps_per_call", asked, "must be None or 1 for graphs"
+                "config.steps_per_call", choice, "must be None or 1 for graphs"
             )
         return 1
-    if asked is None:
+    if choice is None:
         # Steps on ten rows are so short that a host cannot start them one by one.
         short = method.replays and data.resident
-        asked = 1 if sharding.on_cpu() else "task" if short else 8
-    if asked != "task":
-        return asked
+        choice = 1 if sharding.on_cpu() else "task" if short else 8
+    if choice != "task":
+        return choice
     if not data.resident:
         raise Refused(
             "config.steps_per_call='task': one call would need the images of a whole "

@@ -337,12 +337,12 @@ def _count_tasks(summary, scenario, num_tasks) -> int:
     """Count the tasks; refuse more than there are classes."""
     if scenario == "domain":
         return len(summary.domains)
-    most, what = summary.rows, "train images"
+    most, unit = summary.rows, "train images"
     if scenario == "class":
-        most, what = len(summary.classes), "classes"
+        most, unit = len(summary.classes), "classes"
     if num_tasks is not None and num_tasks > most:
         raise Refused(
-            "tasks", num_tasks, f"must be at most {most}, the number of {what}"
+            "tasks", num_tasks, f"must be at most {most}, the number of {unit}"
         )
     return num_tasks or min(TASKS, most)
 

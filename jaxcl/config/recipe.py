@@ -173,14 +173,14 @@ def parse_words(arg: str | None, *choices: Iterable[str]) -> tuple[str, ...]:
     for table in tables:
         form = "|".join(map(re.escape, table)).replace("=N", "=[1-9][0-9]*")
         chosen.append(sorted(word for word in asked if re.fullmatch(form, word)))
-    wrong = [f"{word!r} is unknown" for word in sorted(asked.difference(*chosen))]
+    errors = [f"{word!r} is unknown" for word in sorted(asked.difference(*chosen))]
     rivals = [" and ".join(map(repr, words)) for words in chosen if len(words) > 1]
-    wrong += [f"{pair} exclude one another" for pair in rivals]
-    if wrong:
+    errors += [f"{pair} exclude one another" for pair in rivals]
+    if errors:
         named = [", ".join(filter(None, table)) for table in tables]
         allowed = "; ".join(f"one of {x}" if "," in x else x for x in named)
         raise Refused(
-            f"{arg!r}: {wrong[0]}; allowed are, with commas between, {allowed}"
+            f"{arg!r}: {errors[0]}; allowed are, with commas between, {allowed}"
         )
     return tuple(
         (words or table)[0] for words, table in zip(chosen, tables, strict=True)

@@ -105,13 +105,13 @@ def _nest(config: dict) -> dict:
         return config
 
 
-def check_config(workdir, config: dict, aside: tuple[str, ...] = ()) -> bool:
+def check_config(workdir, config: dict, ignored: tuple[str, ...] = ()) -> bool:
     """Refuse a run directory of another config.
 
     Args:
       workdir: the run directory.
       config: the present config.
-      aside: further fields that may differ, besides `MACHINE`.
+      ignored: further fields that may differ, besides `MACHINE`.
 
     Returns:
       Whether the directory has a config.
@@ -123,7 +123,7 @@ def check_config(workdir, config: dict, aside: tuple[str, ...] = ()) -> bool:
     path = epath.Path(workdir) / "config.json"
     if not path.exists():
         return False
-    if changed := _list_changes(workdir, config, aside):
+    if changed := _list_changes(workdir, config, ignored):
         raise Differs(
             f"{workdir} holds a run of another config. Give another --workdir, or the "
             f"same config. They differ in\n  " + "\n  ".join(changed)
@@ -132,14 +132,14 @@ def check_config(workdir, config: dict, aside: tuple[str, ...] = ()) -> bool:
     return True
 
 
-def _list_changes(workdir, config, aside) -> list[str]:
+def _list_changes(workdir, config, ignored) -> list[str]:
     """List the options in which a run directory's config differs from `config`."""
     saved = read_saved_config(epath.Path(workdir) / "config.json")
-    pair = (without(x, MACHINE + aside) for x in (saved, config))
+    pair = (without(x, MACHINE + ignored) for x in (saved, config))
     return options.differences(*pair)
 
 
-def clear_unstarted(workdir, config: dict, aside: tuple[str, ...] = ()) -> bool:
+def clear_unstarted(workdir, config: dict, ignored: tuple[str, ...] = ()) -> bool:
     """Remove the files of a run of another config that has not trained a step.
 
     Of a run of several processes nothing is removed.
@@ -147,7 +147,7 @@ def clear_unstarted(workdir, config: dict, aside: tuple[str, ...] = ()) -> bool:
     Args:
       workdir: the run directory.
       config: the present config.
-      aside: fields that may differ, as in `check_config`.
+      ignored: fields that may differ, as in `check_config`.
 
     Returns:
       Whether files were removed.
@@ -158,7 +158,7 @@ def clear_unstarted(workdir, config: dict, aside: tuple[str, ...] = ()) -> bool:
     folder = epath.Path(workdir)
     if jax.process_count() > 1 or not (folder / "config.json").exists():
         return False
-    if not _list_changes(workdir, config, aside):
+    if not _list_changes(workdir, config, ignored):
         return False
     files = [*folder.iterdir()]
     inside = folder / "checkpoints"

@@ -185,14 +185,14 @@ def check_graphs(top: TopLevel, train: stream.Examples | None = None) -> None:
     }
     if train is not None:
         flags["data"] = train.graphs is not None
-    right, wrong = (
+    for_graphs, for_images = (
         [f"config.{x}.name={names[x]!r}" for x in flags if flags[x] is graphs]
         for graphs in (True, False)
     )
-    if right and wrong:
+    if for_graphs and for_images:
         raise Refused(
-            f"{', '.join(wrong)}: must be for graphs, as {', '.join(right)} is: a "
-            "set of graphs needs config.augment.name='graphs' and "
+            f"{', '.join(for_images)}: must be for graphs, as {', '.join(for_graphs)} "
+            "is: a set of graphs needs config.augment.name='graphs' and "
             f"config.encoder.name={' or '.join(map(repr, GRAPH_ENCODERS))}"
         )
 
@@ -220,10 +220,10 @@ class Section(NamedTuple):
           its function, the function's options that are set, and the options beside.
         """
         function = self.find(path, section)
-        beside = {name: section.get(name, x) for name, (x, _) in self.beside.items()}
-        options = {name: x for name, x in section.items() if name not in beside}
+        extra = {name: section.get(name, x) for name, (x, _) in self.beside.items()}
+        options = {name: x for name, x in section.items() if name not in extra}
         options = schema.options(function, options, path, excluded=self.hidden, **how)
-        return function, options, beside
+        return function, options, extra
 
 
 _NAMED = {"name": (schema.MISSING, "one of those that `jaxcl list` prints")}
@@ -351,10 +351,10 @@ def read_parts(top: TopLevel) -> tuple[Callable[..., core.Parts], ImageSettings]
       Refused: an option of augment, encoder, tuning, optimizer or schedule is wrong.
     """
     views = _build_views(top)
-    optimize, optimizer, beside = SECTIONS["optimizer"].read(
+    optimize, optimizer, extra = SECTIONS["optimizer"].read(
         "config.optimizer", top.optimizer
     )
-    lr = None if beside["lr"] is schema.MISSING else beside["lr"]
+    lr = None if extra["lr"] is schema.MISSING else extra["lr"]
     schema.check_value(lr, schema.Positive, "config.optimizer.lr")
     curve, schedule, _ = SECTIONS["schedule"].read("config.schedule", top.schedule)
     peak = lr * (top.batch_size / 256 if top.scale_lr else 1.0)
@@ -463,13 +463,13 @@ def _build_views(top: TopLevel) -> _Views:
     if local is not None:
         schema.check_value(local, dict, f"{path}.local")
     section = {name: x for name, x in top.augment.items() if name != "local"}
-    _, augment, beside = rule.read(path, section)
+    _, augment, extra = rule.read(path, section)
     augment = augment | {"dtype": PRECISIONS[top.precision]}
     full = schema.defaults(augment_images.make) | augment
     view = augment_images.make(**augment)
     plain = augment_images.make_eval(
         size=full["size"],
-        resize=beside["resize"],
+        resize=extra["resize"],
         mean=full["mean"],
         std=full["std"],
         dtype=full["dtype"],
@@ -488,7 +488,7 @@ def _build_views(top: TopLevel) -> _Views:
         size=full["size"],
         mean=tuple(full["mean"]),
         std=tuple(full["std"]),
-        resize=beside["resize"],
+        resize=extra["resize"],
         views=full["views"],
         crop=crop,
     )
