@@ -46,11 +46,11 @@ def mean_step_cost(run: RunGroup) -> dict[str, float | None]:
     """
     totals = [results["cost"]["total"] for results in run.results.values()]
     totals = [total for total in totals if total and total["steps"]]
-    counted = [x for x in totals if x["flops"] is not None]
+    costs = [x for x in totals if x["flops"] is not None]
     values = {
         "milliseconds": [1000 * x["train_seconds"] / x["steps"] for x in totals],
-        "flops": [x["flops"] / x["steps"] for x in counted],
-        "per_image": [x["flops"] / x["images"] for x in counted if x["images"]],
+        "flops": [x["flops"] / x["steps"] for x in costs],
+        "per_image": [x["flops"] / x["images"] for x in costs if x["images"]],
     }
     return {key: float(np.mean(x)) if x else None for key, x in values.items()}
 
@@ -99,8 +99,8 @@ def _mean_by_step(rows, name) -> dict[int, float]:
     for row in rows:
         value = row.get("eval", {}).get(name)
         if value is not None and row["step"]:
-            met = value[: row["task"] + 1] if isinstance(value, list) else value
-            points[row["step"]] = np.mean(np.array(met, float))
+            accuracies = value[: row["task"] + 1] if isinstance(value, list) else value
+            points[row["step"]] = np.mean(np.array(accuracies, float))
     return points
 
 
@@ -116,10 +116,10 @@ def format_table(runs: list[RunGroup], name: str) -> str:
     table = [[f"{name} (%)", *head]]
     first = mean_step_cost(runs[0])
     for run, (anytime, along) in zip(runs, averages, strict=True):
-        summary, spent = seeds.summary(run.results)[name], mean_step_cost(run)
+        summary, costs = seeds.summary(run.results)[name], mean_step_cost(run)
         shares = [summary["average_accuracy"], anytime, *([along] if has_along else [])]
         shares.append(summary["forgetting"])
-        time, flops, image = spent.values()
+        time, flops, image = costs.values()
         cells = [str(len(run.results)), *map(seeds.percent, shares)]
         cells.append("-" if time is None else f"{time:.1f}")
         share = flops and first["flops"] and flops / first["flops"]
@@ -135,8 +135,8 @@ def format_table(runs: list[RunGroup], name: str) -> str:
         table.append([run.name, *cells])
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = []
-    for first_cell, *others in table:
-        aligned = map(str.rjust, others, widths[1:])
+    for first_cell, *texts in table:
+        aligned = map(str.rjust, texts, widths[1:])
         lines.append("  ".join([first_cell.ljust(widths[0]), *aligned]).rstrip())
     return "\n".join(lines)
 

@@ -105,7 +105,7 @@ def mean_run_cost(run: RunGroup) -> dict[str, float | None]:
       of all finished tasks, "milliseconds" of a step, "peak_bytes".
     """
     costs, timed = [], ("train", "compile", "evaluation")
-    counted = ("steps", "images", "flops", "peak_bytes")
+    summed = ("steps", "images", "flops", "peak_bytes")
     for results in run.results.values():
         total = results["cost"]["total"]
         if not total:
@@ -113,8 +113,8 @@ def mean_run_cost(run: RunGroup) -> dict[str, float | None]:
         cost = {key: total[f"{key}_seconds"] for key in timed}
         spent = sum(seconds or 0.0 for seconds in results["seconds"])
         cost["rest"] = max(0.0, spent - sum(cost.values()))
-        costs.append(cost | {key: total[key] for key in counted})
-    names = (*timed, "rest", *counted)
+        costs.append(cost | {key: total[key] for key in summed})
+    names = (*timed, "rest", *summed)
     means = {name: estimate_mean([cost[name] for cost in costs]).mean for name in names}
     return {**means, "milliseconds": compare.mean_step_cost(run)["milliseconds"]}
 

@@ -165,16 +165,16 @@ def describe_runs(runs: list[run_groups.RunGroup]) -> dict:
     columns = ["run", "directory", "seeds", "tasks", "results of", "device", "jax"]
     rows = []
     for run, date in zip(runs, dates, strict=True):
-        spent = run.first_results["cost"]
+        run_cost = run.first_results["cost"]
         source = run.first_results.get("checkpoint") or {}
-        device = f"{spent['num_devices']} x {spent['device']}"
+        device = f"{run_cost['num_devices']} x {run_cost['device']}"
         texts = [
             run.workdir,
             f"{len(run.results)}: {', '.join(map(str, run.results))}",
             f"{run.finished_tasks} of {run.num_tasks}",
             _format_time(date),
-            device if spent["device"] else "-",
-            spent.get("jax") or "-",
+            device if run_cost["device"] else "-",
+            run_cost.get("jax") or "-",
         ]
         encoder_text = f"{source.get('path', '-')} (step {source.get('step', '-')})"
         rows.append((run.name, [*map(Cell, texts + [encoder_text] * evaluates_only)]))
@@ -283,7 +283,7 @@ def _lay_out_heatmap(run, name) -> dict:
     if (row := numbers.mean_row(run, "finetune", name)) is not None:
         rows.append(("alone", row, row))
     cells = [
-        (head, [*map(_format_share, row), _mean_cell(met)]) for head, row, met in rows
+        (head, [*map(_format_share, row), _mean_cell(seen)]) for head, row, seen in rows
     ]
     columns = [str(task + 1) for task in range(matrix.shape[1])]
     table = Table(["", *columns, "mean"], cells)
@@ -333,10 +333,10 @@ def cost_table(runs: list[run_groups.RunGroup]) -> Table:
     """List the cost of each run, with its accuracies."""
     names, rows = _list_matrices(runs)[:_MOST_NAMES], []
     for run in runs:
-        measured, spent = numbers.mean_measures(run), numbers.mean_run_cost(run)
+        measured, costs = numbers.mean_measures(run), numbers.mean_run_cost(run)
         means = (measured.get(x, {}).get("average_accuracy") for x in names)
         cells = [format_percent(mean and mean.mean) for mean in means]
-        cells += [form(spent[key]) for _, key, form in _SPENT]
+        cells += [form(costs[key]) for _, key, form in _SPENT]
         rows.append((run.name, [*map(Cell, cells)]))
     return Table(["run", *names, *(title for title, *_ in _SPENT)], rows)
 
@@ -398,8 +398,8 @@ def read_lives(run: epath.PathLike) -> dict[str, dict[int, plots.LifePoint]]:
     lives: dict[str, dict[int, plots.LifePoint]] = {}
     for path in updates.list_updates(str(run)):
         report = updates.read_report(path) or {}
-        compared = report.get("gate", {"matrices": {}})
-        for matrix, pairs in compared["matrices"].items():
+        comparison = report.get("gate", {"matrices": {}})
+        for matrix, pairs in comparison["matrices"].items():
             interval = pairs["reference"]
             first = interval["before"]
             lives.setdefault(matrix, {})[int(path.name)] = plots.LifePoint(
@@ -407,7 +407,7 @@ def read_lives(run: epath.PathLike) -> dict[str, dict[int, plots.LifePoint]]:
                 interval["after"],
                 first - interval["high"],
                 first - interval["low"],
-                compared["limit"],
+                comparison["limit"],
                 report["accepted"],
             )
     return lives

@@ -27,9 +27,9 @@ PHASES = ("first_task", "later_tasks")  # of which the steps are counted apart
 class Clock:
     """Seconds of the present task by activity; "rest" is all other time."""
 
-    def __init__(self, spent: dict):
+    def __init__(self, seconds: dict):
         """Start from the seconds that the task took before, from `read`."""
-        self._spent, self._name, self._since = dict(spent), "rest", time.monotonic()
+        self._spent, self._name, self._since = dict(seconds), "rest", time.monotonic()
 
     def _switch_to(self, name):
         """Count the seconds so far, switch to `name`, and return the previous name."""
@@ -105,10 +105,10 @@ def _count_flops(step, tree, leaves, task) -> int:
         traced = jax.jit(step_of_task).trace(*jax.tree.unflatten(tree, leaves))
     with sharding.on_host():
         lowered = traced.lower(lowering_platforms=("cpu",))
-        counted = lowered.cost_analysis()
-    if not isinstance(counted, dict):
+        costs = lowered.cost_analysis()
+    if not isinstance(costs, dict):
         raise RuntimeError("XLA counts no program of this machine's CPU")
-    return round(counted["flops"])
+    return round(costs["flops"])
 
 
 def empty_cost(num_tasks: int) -> dict:

@@ -163,20 +163,20 @@ def run_evaluators(
       which are also logged with their entry of the config. None if stopped: then
       nothing is logged.
     """
-    rows, scalars, answers, spent, warnings = {}, {}, {}, {}, []
+    rows, scalars, answers, seconds, warnings = {}, {}, {}, {}, []
     with embedding.share_passes():
         for key, evaluate in evaluators.items():
             if stop():
                 return None
-            began = time.monotonic()
+            start = time.monotonic()
             result = _warn_of_nan(evaluate(state, task))
-            spent[f"{key}/seconds"] = time.monotonic() - began
+            seconds[f"{key}/seconds"] = time.monotonic() - start
             rows |= {f"{key}/{name}": row for name, row in result.rows.items()}
             scalars |= {f"{key}/{name}": x for name, x in result.scalars.items()}
             answers |= {f"{key}/{n}": x for n, x in (result.answers or {}).items()}
             warnings += _log_warnings(result.warnings, key, state, task)
     measured = {**rows, **scalars}
-    recorder.log(int(state.step), task, eval=measured, time={"evaluation": spent})
+    recorder.log(int(state.step), task, eval=measured, time={"evaluation": seconds})
     return core.Result(rows, scalars, tuple(warnings), answers)
 
 

@@ -250,21 +250,21 @@ def _draw_metric(rows, name, task_ends, path) -> None:
 
 def _draw_summary(work, results, path) -> None:
     """Draw images of the tasks, if they are in memory, above accuracy over tasks."""
-    name, met = None, []
+    name, curve = None, []
     for key in results["matrices"]:
         matrix = result_file.matrix(results, key)
         means = [row[: t + 1].mean() for t, row in enumerate(matrix)]
         done = [x for x in means if np.isfinite(x)]  # of tasks trained and judged
-        is_longer = len(done) > max(len(met), 1) and done == means[: len(done)]
+        is_longer = len(done) > max(len(curve), 1) and done == means[: len(done)]
         if key.endswith("_incremental") and is_longer:
-            name, met = key, done
+            name, curve = key, done
     if name is None:
         return
     examples = work.stream.dataset.train
     if examples.images is None or examples.images.dtype != np.uint8:
         return
     method, before = work.config["method"], result_file.untrained(results, name)
-    curves = {lookup.name_of(method.get("strategy")) or method["name"]: met}
+    curves = {lookup.name_of(method.get("strategy")) or method["name"]: curve}
     curves |= {} if before is None else {"untrained": [before]}
     tasks = work.stream.tasks[:8]
     strips = [_choose_images(examples, task.train.rows) for task in tasks]

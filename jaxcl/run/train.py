@@ -103,9 +103,9 @@ class _TrainingRun:
             )
         )
         is_between = self.phase == Phase.EVALUATED
-        begun = self.state.step if is_between else self.state.task_start
+        first_step = self.state.step if is_between else self.state.task_start
         left = job.steps_left(work.data, result_file.count_finished(self.results))
-        self.total_steps = int(begun) + left  # an estimate, for the progress bar
+        self.total_steps = int(first_step) + left  # an estimate, for the progress bar
         self.clock = cost.Clock(cursor["seconds"])  # of the present task
         self.step = self.clock.time_compilation(step or job.compile_step(work))
         self.resident = job.resident(work)
@@ -113,12 +113,12 @@ class _TrainingRun:
 
     def start(self) -> bool:
         """Say where the run resumes, or evaluate the untrained network."""
-        judged, step = self.job.evaluation, int(self.state.step)
+        settings, step = self.job.evaluation, int(self.state.step)
         if self.is_resumed:
             if not self.job.logging.quiet:
                 self.recorder.print_text(f"resumed at step {step}: {self.workdir}")
-        elif judged.untrained:
-            due = evaluation.due_evaluators(judged.evaluators, self.state, 0)
+        elif settings.untrained:
+            due = evaluation.due_evaluators(settings.evaluators, self.state, 0)
             self._say_phase("evaluating the untrained network", due)
             result, _ = self._evaluate(0)
             if result is None:
@@ -153,17 +153,17 @@ class _TrainingRun:
         step: the end of an epoch, an evaluation. A resumed run begins with this work,
         so an interrupted evaluation is run again.
         """
-        work, begun = self.job, int(self.state.task_start)
+        work, first = self.job, int(self.state.task_start)
         step, is_saved = int(self.state.step), True
         source = work.method.source(self.state, task)
         plan = job.schedule(work, source, task.index)
-        end = begun + len(plan)
+        end = first + len(plan)
         epochs = metrics_log.Epochs(work.loop.patience, self.progress)
         meter = metrics_log.MetricsMeter(work, self.recorder, task.index, step, epochs)
-        feed = job.feed_batches(work, source, task.index, step - begun)
+        feed = job.feed_batches(work, source, task.index, step - first)
         with self.clock.count("train"), contextlib.closing(feed):
             while True:
-                if _is_due(work.loop, plan, step - begun):
+                if _is_due(work.loop, plan, step - first):
                     meter.flush(step)
                     self.progress = epochs.read()
                     if not self._end_step(task.index, plan, epochs):
@@ -182,7 +182,7 @@ class _TrainingRun:
                 self._time_step(step, count, metrics)
                 self.recorder.advance(step, task.index, self.total_steps)
                 is_stopped = self._is_stopped(step, count)
-                saves = step < end and _divides(work.loop.save_every, step - begun)
+                saves = step < end and _divides(work.loop.save_every, step - first)
                 is_saved = is_stopped or saves
                 if is_saved:
                     meter.flush(step)
@@ -197,7 +197,7 @@ class _TrainingRun:
         if step < end:
             # The task ended early. Evaluators that run at its end compare the steps
             # done with `task_steps`, so the latter must say how many there were.
-            done = sharding.replicate(np.int32(step - begun), work.mesh)
+            done = sharding.replicate(np.int32(step - first), work.mesh)
             self.state = self.state.replace(task_steps=done)
         return True
 
@@ -233,27 +233,27 @@ class _TrainingRun:
 
     def _finish(self, task: int) -> bool:
         """Evaluate a finished task, write and show its results, draw."""
-        work, judged = self.job, self.job.evaluation
-        due = evaluation.due_evaluators(judged.evaluators, self.state, task)
+        work, settings = self.job, self.job.evaluation
+        due = evaluation.due_evaluators(settings.evaluators, self.state, task)
         self._say_phase(f"evaluating after task {task + 1}", due)
         result, evaluated = self._evaluate(task)
         if result is None:
             return False
-        spent = cost.sum_task_cost(work, self.state, task, self.clock)
+        costs = cost.sum_task_cost(work, self.state, task, self.clock)
         self.results = result_file.add_task(
-            self.results, task, result.rows, result.scalars, sum(spent.seconds.values())
+            self.results, task, result.rows, result.scalars, sum(costs.seconds.values())
         )
-        self.results["cost"] = cost.add_task(self.results["cost"], task, spent)
+        self.results["cost"] = cost.add_task(self.results["cost"], task, costs)
         if jax.process_index() == 0:
             result_file.write_results(self.workdir, self.results)
         # Task-aware rows would crowd the output; results.json has them.
-        shown = [name for name in result.rows if not name.endswith("/task_aware")]
-        if shown and not work.logging.quiet:
-            matrices = {name: result_file.matrix(self.results, name) for name in shown}
+        names = [name for name in result.rows if not name.endswith("/task_aware")]
+        if names and not work.logging.quiet:
+            matrices = {name: result_file.matrix(self.results, name) for name in names}
             self.recorder.print_text(result_file.latest_table(matrices, task))
-        if pictures := evaluation.due_evaluators(judged.pictures, self.state, task):
+        if pictures := evaluation.due_evaluators(settings.pictures, self.state, task):
             self._say_phase("drawing", pictures)
-        drawn = {key: judged.pictures[key] for key in pictures}
+        drawn = {key: settings.pictures[key] for key in pictures}
         evaluation.draw_pictures(drawn, evaluated, task)
         self.clock.restart()
         return True

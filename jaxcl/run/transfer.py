@@ -317,8 +317,8 @@ def run_transfer(
         if results.get("checkpoint") == work.source:
             return results
     names = [task.name for task in work.stream.tasks]
-    began = time.monotonic()
-    logging, judged = work.logging, work.evaluation
+    start = time.monotonic()
+    logging, settings = work.logging, work.evaluation
     recorder = record.Recorder(
         workdir,
         write=jax.process_index() == 0,
@@ -327,7 +327,7 @@ def run_transfer(
     )
     with contextlib.closing(recorder):
         result = evaluation.run_evaluators(
-            judged.evaluators, work.state, 0, recorder, stop=stop
+            settings.evaluators, work.state, 0, recorder, stop=stop
         )
         if result is None:
             raise train.Interrupted(f"stopped before the evaluation in {workdir} ended")
@@ -335,9 +335,9 @@ def run_transfer(
         if answers and jax.process_index() == 0:
             with storage.replacing(workdir / ANSWERS) as file:
                 np.savez_compressed(file, **answers)
-        evaluation.draw_pictures(judged.pictures, work.state, 0)
+        evaluation.draw_pictures(settings.pictures, work.state, 0)
         results = result_file.empty_results(len(names), task_names=names)
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - start
         results = result_file.add_task(results, 0, rows, scalars, seconds)
         if matrices := {name: result_file.matrix(results, name) for name in rows}:
             # As "before" and "after", the folders of an update

@@ -72,7 +72,7 @@ def check(
     """
     if not 20 <= rows <= 5000:
         raise Refused("--rows", rows, "must be from 20 to 5000")
-    began, current = time.time(), updates.find_current(run)
+    start, current = time.time(), updates.find_current(run)
     config = lineage.read_run_config(current)
     section = own_images.make_section(
         data, parent_config=config, field="config.data", all_rows=True
@@ -105,7 +105,7 @@ def check(
             run, current, test, config, folder, limit, confidence
         )
     report["advice"], report["why"] = _advise(report)
-    report |= {"folder": str(folder), "seconds": time.time() - began}
+    report |= {"folder": str(folder), "seconds": time.time() - start}
     result_file.write_json(folder / FILE, report)
     return report
 
@@ -202,11 +202,11 @@ def _describe_weights(current) -> dict:
 def _count_duplicates(run, dataset) -> dict:
     """Count new images that repeat one of the run or its updates, or each other."""
     new = identity.identify(dataset)
-    marks, repeats, compared = new.marks[new.marks > 0], 0, False
+    marks, repeats, is_compared = new.marks[new.marks > 0], 0, False
     for folder in (run, *updates.list_updates(run)):
         before = identity.read_identity(folder)
         if before is not None and before.by_bytes and new.by_bytes:
-            compared = True
+            is_compared = True
             is_again = np.isin(marks, before.marks[before.marks > 0])
             repeats += int(is_again.sum())
             marks = marks[~is_again]
@@ -216,7 +216,7 @@ def _count_duplicates(run, dataset) -> dict:
         "images": count,
         "of_the_run": repeats,
         "among_themselves": repeated,
-        "compared": compared,  # whether the bytes of the run's images are known
+        "compared": is_compared,  # whether the bytes of the run's images are known
     }
 
 

@@ -86,7 +86,7 @@ def carry_out(
 
 
 def _carry_out(work, prepared, stop) -> dict:
-    began, folder = time.time(), work.workdir
+    start, folder = time.time(), work.workdir
     # Built first, so that a wrong option fails before anything is measured.
     prepared = prepare(work) if prepared is None else prepared
     report = {"parent": work.parent, "asked": work.asked}
@@ -107,14 +107,14 @@ def _carry_out(work, prepared, stop) -> dict:
     report["index"] = verdict.decide_index(
         report["drift"], report["ways"], work.options.index
     )
-    if compared := _compare_answers(work, first):
-        report["gate"] = compared
+    if comparison := _compare_answers(work, first):
+        report["gate"] = comparison
     report["broken"] = verdict.list_broken(report, work.limits)
     report["accepted"] = not report["broken"]
-    if compared:
+    if comparison:
         _close_comparison(work, report, first)
     report["cost"] = results["cost"]["per_task"][-1]
-    report["seconds"] = time.time() - began
+    report["seconds"] = time.time() - start
     adapter = None
     if index is not None and report["accepted"]:
         served.write_kit(work.workdir, index, work.options.neighbours)
@@ -143,14 +143,14 @@ def _prepare_evaluation(
 
 def _answer_as_reference(work, stop) -> dict[str, np.ndarray]:
     """Return the answers of the reference on --test; {} if evaluators give none."""
-    compared = work.comparison
-    if compared is None:
+    comparison = work.comparison
+    if comparison is None:
         return {}
-    if compared.reference is not None:
-        return compared.reference.right
-    if compared.run == work.parent:
+    if comparison.reference is not None:
+        return comparison.reference.right
+    if comparison.run == work.parent:
         return references.read_answers(work.workdir / BEFORE)
-    evaluation = _prepare_evaluation(work, compared.run, REFERENCE)
+    evaluation = _prepare_evaluation(work, comparison.run, REFERENCE)
     measure_accuracies(work, evaluation, REFERENCE, stop)
     return references.read_answers(work.workdir / REFERENCE)
 
@@ -168,15 +168,15 @@ def _compare_answers(work, first) -> dict:
 
 def _close_comparison(work, report, first) -> None:
     """Note the outcome and the budget that is left; write a new reference."""
-    plan, compared = work.comparison, report["gate"]
-    words = [x.get("verdict") for x in compared["matrices"].values()]
+    plan, comparison = work.comparison, report["gate"]
+    words = [x.get("verdict") for x in comparison["matrices"].values()]
     outcome = gate.ON_TRUST if report["accepted"] else gate.ROLLED_BACK
     if report["accepted"] and {*words} == {gate.HARMLESS}:
         outcome = gate.ACCEPTED
     elif not report["accepted"] and gate.HARMFUL in words:
         outcome = gate.REJECTED
     left = plan.share.left
-    compared |= {
+    comparison |= {
         "outcome": outcome,
         "on_trust": gate.ON_TRUST in left,
         "left": left[outcome],

@@ -49,7 +49,7 @@ def compare_samples(
     reached = (values[1:] >= values[0] - 1e-12).sum()
     witness = -(kernel @ weights)[count:]
     np.fill_diagonal(squares, np.inf)
-    usual = np.quantile(squares[:count, :count].min(axis=1), 0.95)
-    far = (squares[count:, :count].min(axis=1) > usual + 1e-12).mean()
+    threshold = np.quantile(squares[:count, :count].min(axis=1), 0.95)
+    far = (squares[count:, :count].min(axis=1) > threshold + 1e-12).mean()
     p_value = (1 + reached) / (1 + permutations)
     return Difference(float(values[0]), float(p_value), witness, float(far))

@@ -206,10 +206,10 @@ def make_plan(
         request["select"] = chooser
     if reference or becomes_reference:
         request["reference"] = {"run": reference, "becomes": becomes_reference}
-    usual = vars(Limits())
+    defaults = vars(Limits())
     later = ("confidence", "undecided")  # options that older updates do not have
     request["limits"] = {
-        k: v for k, v in vars(limits).items() if k not in later or v != usual[k]
+        k: v for k, v in vars(limits).items() if k not in later or v != defaults[k]
     }
     request = json.loads(json.dumps(request))
     workdir = lineage.choose_folder(run, None if again else request)

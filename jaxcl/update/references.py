@@ -64,8 +64,8 @@ def describe_images(data: identity.Identity, evaluators: dict) -> LabelledImages
       evaluators: section of the config.
     """
     classes = np.append(data.class_names, b"")[data.label]
-    test, others = data.rows("test"), data.rows("train")
-    learnt = sorted(zip(data.marks[others].tolist(), classes[others], strict=True))
+    test, train = data.rows("test"), data.rows("train")
+    learnt = sorted(zip(data.marks[train].tolist(), classes[train], strict=True))
     text = json.dumps(evaluators, sort_keys=True, default=str) + repr(learnt)
     protocol = hashlib.sha256(text.encode()).hexdigest()
     return LabelledImages(data.names[test], data.marks[test], classes[test], protocol)
@@ -257,13 +257,13 @@ def plan_comparison(
     marks = [_judged_before(run, update) for update in past]
     used = np.concatenate(marks) if marks else np.zeros(0, np.uint64)
     renewed = bool(past) and not np.isin(images.marks, used[used > 0]).any()
-    spent = [
+    history = [
         gate.PastUpdate(update["outcome"], update["on_trust"], update["renewed"])
         for update in past
     ]
-    share = gate.share_budget(spent, budget, on_trust=on_trust, renewed=renewed)
+    share = gate.share_budget(history, budget, on_trust=on_trust, renewed=renewed)
     changes = [x["changed"] for update in past for x in update["matrices"].values()]
-    usual = float(np.mean(changes)) if changes else gate.USUAL_CHANGE
+    expected_change = float(np.mean(changes)) if changes else gate.USUAL_CHANGE
     number = int(epath.Path(workdir).name)
     return Comparison(
         number,
@@ -275,7 +275,7 @@ def plan_comparison(
         choosing,
         share,
         renewed,
-        max(usual, 1 / len(rows)),
+        max(expected_change, 1 / len(rows)),
         tuple(remarks),
     )
 

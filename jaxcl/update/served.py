@@ -88,6 +88,6 @@ def list_ids(examples, rows: np.ndarray, section: dict) -> list[str]:
     ]
 
 
-def write_kit(workdir: epath.PathLike, compared: Comparison, k: int) -> None:
+def write_kit(workdir: epath.PathLike, comparison: Comparison, k: int) -> None:
     """Leave the files that bring an index to the new encoder."""
-    kit.write_kit(workdir, compared.kit, k)
+    kit.write_kit(workdir, comparison.kit, k)

@@ -43,13 +43,13 @@ def compare_accuracies(
 def list_broken_accuracy(report: dict, limits: plan.Limits) -> list[str]:
     """List the limits on accuracy that an update breaks, each as a sentence."""
     broken, limit = [], limits.accuracy_drop
-    compared = report.get("gate", {}).get("matrices", {})
+    matrices = report.get("gate", {}).get("matrices", {})
     for name, accuracy in report["accuracy"].items():
         drop, value, reference = -accuracy["change"], accuracy[AFTER], ""
-        if name in compared:
-            drop = compared[name]["reference"]["loss"]
+        if name in matrices:
+            drop = matrices[name]["reference"]["loss"]
             reference = " from the reference"
-            unproven = compared[name].get("verdict") == gate.UNDECIDED
+            unproven = matrices[name].get("verdict") == gate.UNDECIDED
             if unproven and drop <= limit and limits.undecided != "accept":
                 broken.append(f"{name} is undecided: too few images show its loss")
         if limit is not None and drop > limit:
@@ -144,23 +144,25 @@ def say_pairs(pairs: dict, images: int, confidence: float) -> str:
     )
 
 
-def say_comparison(name: str, compared: dict, parent: str) -> list[str]:
+def say_comparison(name: str, comparison: dict, parent: str) -> list[str]:
     """Say what an encoder lost against its parent and against the reference.
 
     Args:
       name: name of the matrix.
-      compared: "gate" of update.json.
+      comparison: "gate" of update.json.
       parent: directory of the parent.
     """
-    matrix, images = compared["matrices"][name], compared["images"]
-    limit = compared["limit"]
+    matrix, images = comparison["matrices"][name], comparison["images"]
+    limit = comparison["limit"]
     to_parent, to_reference = (
-        say_pairs(matrix[x], images, compared["confidence"])
+        say_pairs(matrix[x], images, comparison["confidence"])
         for x in ("parent", "reference")
     )
     lines = [f"Accuracy on labelled images ({name}): {to_parent}."]
-    if compared["reference"] != parent:
-        lines.append(f"Against the reference {compared['reference']}: {to_reference}.")
+    if comparison["reference"] != parent:
+        lines.append(
+            f"Against the reference {comparison['reference']}: {to_reference}."
+        )
     if "verdict" in matrix:
         most = 100 * matrix["most"]
         bound = f"the loss is at most {most:.1f} points"
@@ -171,18 +173,20 @@ def say_comparison(name: str, compared: dict, parent: str) -> list[str]:
     return lines
 
 
-def _say_budget(compared) -> list[str]:
+def _say_budget(comparison) -> list[str]:
     """Say which error the update used, and what an undecided one is worth."""
-    words = {x.get("verdict") for x in compared["matrices"].values()}
+    words = {x.get("verdict") for x in comparison["matrices"].values()}
     if words == {None}:
         return []
-    budget = 1 - compared["confidence"]
-    error, life, left = (100 * x for x in (compared["error"], budget, compared["left"]))
+    budget = 1 - comparison["confidence"]
+    error, life, left = (
+        100 * x for x in (comparison["error"], budget, comparison["left"])
+    )
     lines = [
-        f"Update {compared['number']}: error {error:.2g} % of {life:.2g} %, left "
+        f"Update {comparison['number']}: error {error:.2g} % of {life:.2g} %, left "
         f"{left:.2g} %."
     ]
-    if gate.UNDECIDED in words and compared["outcome"] == gate.ON_TRUST:
+    if gate.UNDECIDED in words and comparison["outcome"] == gate.ON_TRUST:
         lines.append(
             "Undecided was accepted: the observed loss is within the limit, the true "
             'one may not be. limits.undecided="keep the old" accepts what is proven.'
@@ -198,18 +202,18 @@ def write_sentences(report: dict) -> str:
     if limit is not None:
         allowed = f"allowed fall {100 * limit:.1f} points; no answers of single images "
         allowed += "are known, so the observed change decides"
-    compared = report.get("gate", {"matrices": {}})
+    comparison = report.get("gate", {"matrices": {}})
     for name, accuracy in report["accuracy"].items():
-        if name in compared["matrices"]:
-            lines += say_comparison(name, compared, report["parent"])
+        if name in comparison["matrices"]:
+            lines += say_comparison(name, comparison, report["parent"])
             continue
         before, after, change = (100 * accuracy[x] for x in (BEFORE, AFTER, "change"))
         lines.append(
             f"Accuracy on labelled images ({name}): {before:.1f} % before, "
             f"{after:.1f} % after, {change:+.1f} points; {allowed}."
         )
-    if compared["matrices"]:
-        lines += _say_budget(compared)
+    if comparison["matrices"]:
+        lines += _say_budget(comparison)
     if not report["accuracy"]:
         lines.append("No labelled images were given, so no accuracy was measured.")
     if "average" in report:
@@ -226,14 +230,14 @@ def write_sentences(report: dict) -> str:
     broken = (f"Limit broken: {sentence}." for sentence in report["broken"])
     lines += [terminal.style_text(line, "bad") for line in broken]
     if report["accepted"]:
-        done = terminal.style_text("Accepted.", "good")
-        lines.append(f"{done} The encoder is in {report['run']}")
+        headline = terminal.style_text("Accepted.", "good")
+        lines.append(f"{headline} The encoder is in {report['run']}")
     else:
         lines.append(
             "To try, in this order, with --again: half of --config.train.optimizer.lr, "
             "--average=0.5, --config.train.method.strategy=lwf_features. Each try "
             "spends some of the error budget (docs/weekly.md)."
         )
-        done = terminal.style_text("Rolled back.", "bad")
-        lines.append(f"{done} The encoder is still that of {report['parent']}")
+        headline = terminal.style_text("Rolled back.", "bad")
+        lines.append(f"{headline} The encoder is still that of {report['parent']}")
     return "\n".join(lines)
