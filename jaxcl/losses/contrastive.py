@@ -110,8 +110,8 @@ def nt_xent(
     if logsumexp is not None:
         positive = jnp.sum(rows * interleave(z2, z1), axis=-1) / temperature
         example = jnp.arange(len(rows)) // 2
-        others = logsumexp(rows / temperature, rows, groups=(example, example))
-        return jnp.mean(jnp.logaddexp(others, positive) - positive)
+        negative = logsumexp(rows / temperature, rows, groups=(example, example))
+        return jnp.mean(jnp.logaddexp(negative, positive) - positive)
     logits = core.dot(rows, rows) / temperature
     positive = pick_entries(logits, partner_rows(len(rows)))
     return jnp.mean(logsumexp_of_others(logits) - positive)

@@ -357,15 +357,15 @@ def dino(
       0.693
     """
     chex.assert_rank([logits, targets], 3)
-    (rows, views, count), shown = logits.shape, targets.shape[1]
-    chex.assert_shape(targets, (rows, min(shown, views), count))
+    (rows, views, count), target_views = logits.shape, targets.shape[1]
+    chex.assert_shape(targets, (rows, min(target_views, views), count))
     if views < 2:
         raise Refused(f"logits has V={views} views: allowed are 2 and more")
     targets = jax.lax.stop_gradient(targets)
     logs = jax.nn.log_softmax(core.at_least_float32(logits) / temperature, axis=-1)
     high = jax.lax.Precision.HIGH  # a TPU's default is too coarse, see core.dot
     products = jnp.einsum("bik,bvk->iv", targets, logs, precision=high)
-    other = ~np.eye(shown, views, dtype=bool)
+    other = ~np.eye(target_views, views, dtype=bool)
     return -jnp.sum(jnp.where(other, products, 0.0)) / (rows * other.sum())
 
 
@@ -428,8 +428,8 @@ def koleo(h: jax.Array) -> jax.Array:
     chex.assert_rank(h, 2)
     unit = core.l2_normalize(h)
     cosines = core.dot(unit, unit)
-    others = jnp.where(jnp.eye(len(h), dtype=bool), -jnp.inf, cosines)
-    nearest = jnp.argmax(others, axis=1)
+    masked = jnp.where(jnp.eye(len(h), dtype=bool), -jnp.inf, cosines)
+    nearest = jnp.argmax(masked, axis=1)
     squared = jnp.sum(jnp.square(unit - unit[nearest]), axis=-1)
     # Below 1e-8, as in DINOv2, a distance is rounding, and has no gradient.
     return -jnp.mean(jnp.log(jnp.maximum(squared, 1e-16))) / 2
@@ -487,9 +487,9 @@ def _moment_terms(z):
     rows, features = z.shape
     spread = jnp.sqrt(jnp.sum(z * z, axis=0) / (rows - 1) + 1e-4)
     product = core.dot(z.T, z.T) / (rows - 1)
-    others = jnp.where(jnp.eye(features, dtype=bool), 0.0, product)
+    off_diagonal = jnp.where(jnp.eye(features, dtype=bool), 0.0, product)
     hinge = jnp.mean(jax.nn.relu(1 - spread))
-    return hinge, jnp.sum(jnp.square(others)) / features
+    return hinge, jnp.sum(jnp.square(off_diagonal)) / features
 
 
 def _standardize(z):

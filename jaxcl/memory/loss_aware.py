@@ -43,5 +43,5 @@ def score_losses(loss: jax.Array, draws: jax.Array, filled: jax.Array) -> jax.Ar
     least = jnp.min(jnp.where(filled, loss, jnp.inf))
     most = jnp.max(jnp.where(filled, loss, -jnp.inf))
     height = (loss - least) / jnp.maximum(most - least, _EPS)
-    often = draws / jnp.maximum(jnp.max(jnp.where(filled, draws, 0)), 1)
-    return jnp.where(filled, height - _DRAWS * often, jnp.inf)
+    frequency = draws / jnp.maximum(jnp.max(jnp.where(filled, draws, 0)), 1)
+    return jnp.where(filled, height - _DRAWS * frequency, jnp.inf)

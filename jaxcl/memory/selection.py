@@ -40,11 +40,11 @@ def proposal(
 
     Source: CCLIS, eq. 11-12, and eq. 36-39.
     """
-    shares, members, others = _class_probabilities(similarity, labels, seen, mask)
+    shares, members, num_others = _class_probabilities(similarity, labels, seen, mask)
     rows = jnp.any(members, axis=0)
     uniform = rows / jnp.maximum(jnp.sum(rows), 1)
-    mean = jnp.sum(jnp.where(members, 0.0, shares), axis=0) / jnp.maximum(others, 1)
-    return jnp.where(rows, jnp.where(others > 0, mean, uniform), 0.0)
+    mean = jnp.sum(jnp.where(members, 0.0, shares), axis=0) / jnp.maximum(num_others, 1)
+    return jnp.where(rows, jnp.where(num_others > 0, mean, uniform), 0.0)
 
 
 def own_class_term(
@@ -62,9 +62,9 @@ def own_class_term(
       f32[N], 0 where masked, where the row's class is not seen, and where fewer than
       two classes are seen.
     """
-    shares, members, others = _class_probabilities(similarity, labels, seen, mask)
-    term = jnp.sum(jnp.where(members, shares, 0.0), axis=0) / jnp.maximum(others, 1)
-    return jnp.where(others > 0, term, 0.0)
+    shares, members, num_others = _class_probabilities(similarity, labels, seen, mask)
+    term = jnp.sum(jnp.where(members, shares, 0.0), axis=0) / jnp.maximum(num_others, 1)
+    return jnp.where(num_others > 0, term, 0.0)
 
 
 def quotas(

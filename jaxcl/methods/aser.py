@@ -132,9 +132,9 @@ class Selector(NamedTuple):
         memory = state.extra.memory
         pool, pool_mask, rest = self.balanced(k_pool, memory, memory.filled)
         helped, helped_mask, _ = self.balanced(k_helped, memory, rest)
-        candidates, others = read_slots(memory, pool), read_slots(memory, helped)
+        candidates, helped_items = read_slots(memory, pool), read_slots(memory, helped)
         candidate_rows, other_rows, incoming_rows = self.features(
-            state, candidates["image"], others["image"], incoming.raw
+            state, candidates["image"], helped_items["image"], incoming.raw
         )
 
         def values(rows, labels):
@@ -149,7 +149,7 @@ class Selector(NamedTuple):
 
         scores = shapley.aser_score(
             values(incoming_rows, incoming.label),
-            values(other_rows, others["label"]),
+            values(other_rows, helped_items["label"]),
             helped_mask,
             variant=self.variant,
         )
@@ -186,22 +186,22 @@ class Selector(NamedTuple):
         _, pool_mask, pool = buffer.sample(
             memory, k_pool, size, log_weights=buffer.log_weights(rest)
         )
-        candidates, others = read_slots(memory, pool), read_slots(memory, helped)
+        candidates, helped_items = read_slots(memory, pool), read_slots(memory, helped)
         candidate_rows, other_rows, new_rows = self.features(
-            state, candidates["image"], others["image"], items["image"]
+            state, candidates["image"], helped_items["image"], items["image"]
         )
         mask = jnp.concatenate([pool_mask, ~fits])
         values = shapley.shapley_values(
             jnp.concatenate([candidate_rows, new_rows]),
             jnp.concatenate([candidates["label"], label]),
             jnp.concatenate([other_rows, new_rows]),
-            jnp.concatenate([others["label"], label]),
+            jnp.concatenate([helped_items["label"], label]),
             neighbours=self.neighbours,
             mask=mask,
         )
         rare = self.mark_rare(k_share, memory, label) & ~fits & self.minority
-        counted = jnp.concatenate([helped_mask, rare])[:, None]
-        scores = jnp.sum(jnp.where(counted, values, 0), axis=0)
+        row_mask = jnp.concatenate([helped_mask, rare])[:, None]
+        scores = jnp.sum(jnp.where(row_mask, values, 0), axis=0)
         replaced = shapley.replace_slots(k_ties, scores, mask, pool, memory.capacity)
         return jnp.where(fits, memory.seen + turn, replaced)
 

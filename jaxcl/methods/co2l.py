@@ -26,8 +26,8 @@ _BASE_TEMPERATURE = 0.07  # of the released code of SupCon
 def _fill_options(options: dict, replay: core.Replay | None) -> dict:
     """Fill in the factor of the contrastive loss if it is None."""
     scale = options["loss_scale"]
-    usual = options["temperature"] / _BASE_TEMPERATURE
-    return {"loss_scale": usual if scale is None else scale}
+    default = options["temperature"] / _BASE_TEMPERATURE
+    return {"loss_scale": default if scale is None else scale}
 
 
 @schema.checked("config.method", fill=_fill_options)

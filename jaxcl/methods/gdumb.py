@@ -208,8 +208,8 @@ def pass_learning_rate(number: int, lr: float, end_lr: float) -> float:
     if number == 0:
         return lr / 10
     length = 1 << (number.bit_length() - 1)
-    done = (number - length) / length
-    return end_lr + (lr - end_lr) * (1 + math.cos(math.pi * done)) / 2
+    progress = (number - length) / length
+    return end_lr + (lr - end_lr) * (1 + math.cos(math.pi * progress)) / 2
 
 
 def shuffle(key: jax.Array, memory: buffer.Buffer) -> jax.Array:

@@ -72,10 +72,10 @@ def make(
         (value, stats), grads = slope(state.params, state.stats, incoming)
         if parts.num_tasks > 1:
             gradient, restore = jax.flatten_util.ravel_pytree(grads)
-            stats, past = _compute_past_gradients(
+            stats, past_gradients = _compute_past_gradients(
                 parts, slope, state, stats, key, memory_rows
             )
-            gradient = project(gradient, past, margin=margin, ridge=ridge)
+            gradient = project(gradient, past_gradients, margin=margin, ridge=ridge)
             grads = restore(gradient)
         return *online.apply_grads(parts, state, value, stats, grads), {}
 
@@ -101,8 +101,8 @@ def _compute_past_gradients(parts, slope, state, stats, key, size):
         # A task without rows costs nothing.
         return jax.lax.cond(jnp.any(rows.mask), descend, lambda s: (s, zero), stats)
 
-    past = parts.num_tasks - 1
-    each = jnp.arange(past), jax.random.split(key, past)
+    num_past = parts.num_tasks - 1
+    each = jnp.arange(num_past), jax.random.split(key, num_past)
     return sharding.loop(gradient_of, stats, each)
 
 

@@ -85,17 +85,17 @@ def make(
         gradients_of = functools.partial(group_gradients, parts, net, state, gradients)
         size = min(rows, memory.capacity)
         count = min(vectors, memory.capacity // size)
-        past = _references(parts, gradients_of, memory, k_draw, count, size)
+        references = _references(parts, gradients_of, memory, k_draw, count, size)
         images, label = parts.eval_transform(batch["image"]), batch["label"]
         ones = jnp.ones(label.shape, bool)
 
         row_gradients = gradients_of(images[:, None], label[:, None], ones[:, None])
-        scores = diversity.similarity_score(row_gradients, *past)
+        scores = diversity.similarity_score(row_gradients, *references)
         stored = memory.items["score"], memory.filled
         if form == "paper":
             return scores, diversity.choose_in_turn(k_choose, *stored, scores)
         batch_gradient = gradients_of(images[None], label[None], ones[None])
-        batch_score = diversity.similarity_score(batch_gradient, *past)[0]
+        batch_score = diversity.similarity_score(batch_gradient, *references)[0]
         return scores, diversity.choose_at_once(k_choose, *stored, scores, batch_score)
 
     def write_batch(state, key, batch, _):

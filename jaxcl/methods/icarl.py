@@ -50,11 +50,11 @@ def make(
     def update(state, incoming, key):
         extra, task_of = state.extra, state.extra.task_of
         old = (task_of >= 0) & (task_of < state.task)
-        past = online.past_tasks(state)
-        replayed = online.draw_rows(parts, extra.memory, key, allowed=past)
+        past_tasks = online.past_tasks(state)
+        replayed = online.draw_rows(parts, extra.memory, key, allowed=past_tasks)
         rows = incoming, replayed
-        taught = rows if paper else (replayed,)
-        teacher_logits = distillation.ask_teacher(net, extra.teacher, *taught)
+        teacher_rows = rows if paper else (replayed,)
+        teacher_logits = distillation.ask_teacher(net, extra.teacher, *teacher_rows)
 
         def loss(params):
             outputs, stats = net.pass_together(params, state.stats, *rows)
@@ -88,12 +88,12 @@ def _paper_terms(outputs, rows, teacher_logits, old, seen):
 
 def _code_terms(outputs, rows, teacher_logits, old, seen):
     """Return the terms of labels (incoming rows) and of the teacher (replayed rows)."""
-    (new, past), (incoming, replayed) = outputs, rows
+    (new, replay_logits), (incoming, replayed) = outputs, rows
     all_classes = jnp.ones_like(old)
     return (
         # No class is old, so the teacher's logits, here any, are not read.
         _binary_cross_entropy(new, incoming, new.logits, ~all_classes, all_classes),
         _binary_cross_entropy(
-            past, replayed, teacher_logits[0], all_classes, all_classes
+            replay_logits, replayed, teacher_logits[0], all_classes, all_classes
         ),
     )

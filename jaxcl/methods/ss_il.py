@@ -48,13 +48,13 @@ def make(
 
     def update(state, incoming, key):
         task_of = state.extra.task_of
-        past = online.past_tasks(state)
-        replayed = online.draw_rows(parts, state.extra.memory, key, allowed=past)
+        past_tasks = online.past_tasks(state)
+        replayed = online.draw_rows(parts, state.extra.memory, key, allowed=past_tasks)
         sides = incoming, replayed
         teacher_logits = None, None
         if distill:
-            taught = sides if form == "paper" else (replayed,)
-            answers = distillation.ask_teacher(net, state.extra.teacher, *taught)
+            asked_rows = sides if form == "paper" else (replayed,)
+            answers = distillation.ask_teacher(net, state.extra.teacher, *asked_rows)
             teacher_logits = (*teacher_logits, *answers)[-2:]
         old_tasks = jnp.where(task_of < state.task, task_of, -1)
 

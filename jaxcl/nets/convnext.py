@@ -213,10 +213,10 @@ def convnext(
     Raises:
       Refused: an option is out of its range.
     """
-    usual = SIZES[size]
+    preset = SIZES[size]
     return ConvNeXt(
-        depths=usual.depths if depths is None else tuple(depths),
-        width=usual.width if width is None else width,
+        depths=preset.depths if depths is None else tuple(depths),
+        width=preset.width if width is None else width,
         patch=patch,
         layer_scale=layer_scale,
         grn=grn,

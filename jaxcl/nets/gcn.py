@@ -32,14 +32,14 @@ def propagate(x: jax.Array, graphs: graph_arrays.Graphs) -> jax.Array:
 
 def neighbour_sum(x: jax.Array, graphs: graph_arrays.Graphs) -> jax.Array:
     """Sum the rows of each node's neighbours over unmasked edges, A x, f[n,C]."""
-    sent = jnp.where(graphs.edge_mask[:, None], x[graphs.senders], 0.0)
-    return _sum_received(sent, graphs, len(graphs.node_graph))
+    messages = jnp.where(graphs.edge_mask[:, None], x[graphs.senders], 0.0)
+    return _sum_received(messages, graphs, len(graphs.node_graph))
 
 
-def _sum_received(sent, graphs, nodes):
+def _sum_received(messages, graphs, nodes):
     """Sum the rows that edges send to each node."""
     return jax.ops.segment_sum(
-        sent, graphs.receivers, num_segments=nodes, indices_are_sorted=True
+        messages, graphs.receivers, num_segments=nodes, indices_are_sorted=True
     )
 
 

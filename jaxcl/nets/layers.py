@@ -218,14 +218,14 @@ class BatchNorm(nn.Module):
             # distance to the running mean, on which neither moments nor slopes depend.
             # The variance loses as many digits as ((mean - running mean) / deviation)^2
             # has; usually that is few.
-            near, axes = lax.stop_gradient(mean.value), (0, *range(2, views.ndim - 1))
-            distance = views - near
+            shift, axes = lax.stop_gradient(mean.value), (0, *range(2, views.ndim - 1))
+            distance = views - shift
             away = jnp.mean(distance, axes, keepdims=True)
             square = jnp.mean(jnp.square(distance), axes, keepdims=True)
             spread = jnp.maximum(square - jnp.square(away), 0.0)
             if not self.is_initializing():
                 self._update(mean, var, away, spread, x.size // channels)
-            center = away + near
+            center = away + shift
         factor = lax.rsqrt(spread + self.epsilon)
         if self.use_scale:
             factor *= self.param("scale", self.scale_init, (channels,), jnp.float32)
@@ -239,7 +239,7 @@ class BatchNorm(nn.Module):
 
     def _update(self, mean, var, away, batch_var, values):
         """Move the running statistics once per group; channels have `values` each."""
-        near, groups = mean.value, away.shape[1]
+        shift, groups = mean.value, away.shape[1]
         if (count := values // groups) < 2:
             raise Refused(
                 f"batch norm in training needs at least 2 values per channel and "
@@ -249,9 +249,9 @@ class BatchNorm(nn.Module):
             batch_var = batch_var * (count / (count - 1))
         stats: tuple[list, list] = [mean.value], [var.value]
         for view in range(groups):
-            batch_mean = away[0, view].reshape(near.shape) + near
+            batch_mean = away[0, view].reshape(shift.shape) + shift
             for past, new in zip(stats, (batch_mean, batch_var[0, view]), strict=True):
-                new = new.reshape(near.shape)
+                new = new.reshape(shift.shape)
                 past.append(self.momentum * past[-1] + (1.0 - self.momentum) * new)
         mean.value, var.value = stats[0][-1], stats[1][-1]
         if self.is_mutable_collection(BETWEEN):

@@ -390,12 +390,12 @@ def vit(
     Raises:
       Refused: an option is out of its range, or does not fit another.
     """
-    usual = SIZES[size]
+    preset = SIZES[size]
     return ViT(
-        width=usual.width if width is None else width,
-        layers=usual.layers if layers is None else layers,
-        heads=usual.heads if heads is None else heads,
-        hidden=usual.hidden if hidden is None else hidden,
+        width=preset.width if width is None else width,
+        layers=preset.layers if layers is None else layers,
+        heads=preset.heads if heads is None else heads,
+        hidden=preset.hidden if hidden is None else hidden,
         patch=patch,
         image_size=image_size,
         registers=registers,

@@ -107,19 +107,19 @@ class Passes(NamedTuple):
         stats: core.PyTree,
         key: jax.Array,
         batch: core.Batch,
-        others: core.Batch,
+        other_batch: core.Batch,
     ):
-        """Embed anchors and positives of `batch`, and negatives from `others`."""
+        """Embed anchors and positives of `batch`, and negatives from `other_batch`."""
         k_batch, k_others = jax.random.split(key)
         if self.graphs:
             rows, positives, stats = self.pairs(params, stats, k_batch, batch)
             negatives, stats = self.network(
-                params, stats, k_others, others["graph"], train=True
+                params, stats, k_others, other_batch["graph"], train=True
             )
             return rows, positives, negatives, stats
         # With one pass of three views devices sum one gradient, with two passes two.
         two_views = self.augment(k_batch, batch["image"])
-        other = self.augment(k_others, others["image"])[:, :1]
+        other = self.augment(k_others, other_batch["image"])[:, :1]
         views = jnp.concatenate([two_views, other], axis=1)
         rows, stats = self._pass_views(params, stats, key, views, train=True)
         return rows[0::3], rows[1::3], rows[2::3], stats
@@ -164,7 +164,7 @@ class Passes(NamedTuple):
         stats: core.PyTree,
         key: jax.Array,
         batch: core.Batch,
-        others: core.Batch,
+        other_batch: core.Batch,
         growth: jax.Array,
     ):
         """Return two losses of `batch`, for old items and for new ones, as functions.
@@ -173,17 +173,17 @@ class Passes(NamedTuple):
           params, stats: parameters and statistics of the network.
           key: threefry key.
           batch: anchors.
-          others: rows of the other set, negatives.
+          other_batch: rows of the other set, negatives.
           growth: growth of the task, f32[].
 
         Returns:
           () -> f32[] for old anchors; () -> f32[] for new ones; statistics.
         """
         rows, positives, negatives, stats = self.triples(
-            params, stats, key, batch, others
+            params, stats, key, batch, other_batch
         )
         value, in_batch, options = self.within(rows, positives, batch)
-        exists = others["index"] >= 0
+        exists = other_batch["index"] >= 0
 
         def old_loss():
             change = incremental.nce_two(

@@ -89,9 +89,9 @@ def _take_inner_steps(setup, state, params, key, old, new):
       old, new: the batches of the steps, [S, B, ...]; old rows are anchors.
     """
 
-    def loss(params, stats, key, batch, others):
+    def loss(params, stats, key, batch, other_batch):
         anchors_old, _, after = setup.passes.incremental_losses(
-            params, stats, key, batch, others, state.extra.growth
+            params, stats, key, batch, other_batch, state.extra.growth
         )
         return anchors_old(), after
 
@@ -173,13 +173,13 @@ def _meta_step(setup, state, batch):
 
 def _turn_step(setup, state, batches):
     k_loss, k_agent = jax.random.split(core.step_key(state))
-    batch, others = (jax.tree.map(lambda x, i=i: x[i], batches) for i in (0, 1))
-    extra, done = state.extra, state.step - state.task_start
-    turn = done % extra.epoch_steps < extra.old_steps
+    batch, other_batch = (jax.tree.map(lambda x, i=i: x[i], batches) for i in (0, 1))
+    extra, steps_done = state.extra, state.step - state.task_start
+    turn = steps_done % extra.epoch_steps < extra.old_steps
 
     def loss(params):
         old, new, stats = setup.passes.incremental_losses(
-            params, state.stats, k_loss, batch, others, extra.growth
+            params, state.stats, k_loss, batch, other_batch, extra.growth
         )
         return jnp.where(turn, old(), new()), stats
 

@@ -122,8 +122,8 @@ def _update(setup, state, batch, keys):
             momentum=optim.ema(extra.momentum, copied, decay),
             momentum_stats=slow_stats,
         )
-    taught = True if first is None else ~first
-    extra = _update_states(setup, extra, features, reading, taught)
+    has_teacher = True if first is None else ~first
+    extra = _update_states(setup, extra, features, reading, has_teacher)
     if strategy.store is not None:
         stored = strategy.store(
             extra.strategy, keys.write, batch["image"], features, reading
@@ -392,11 +392,11 @@ def _pass_replayed(setup, params, stats, reading):
     }
 
 
-def _update_states(setup, extra, features, reading, taught):
+def _update_states(setup, extra, features, reading, has_teacher):
     """Update the states of base and strategy after a step.
 
     Args:
-      taught: bool[], there is a teacher.
+      has_teacher: bool[], there is a teacher.
     """
     base, strategy = setup.base, setup.strategy
     groups = [(features, True, True)]
@@ -407,7 +407,7 @@ def _update_states(setup, extra, features, reading, taught):
         if base.update is not None:
             of_base = base.update(of_base, rows, active=active, aligned=aligned)
         if strategy.update is not None:
-            active = active & taught
+            active = active & has_teacher
             of_strategy = strategy.update(
                 of_strategy, rows, active=active, aligned=aligned
             )

@@ -105,15 +105,15 @@ def _compute_loss(setup, start, features):
     base, strategy, beside = setup.base, setup.strategy, setup.beside
     rows, replayed = _cut_rows(features, start, None), _cut_rows(features, 0, beside)
     loss = base.loss(rows)
-    align = past = jnp.zeros_like(loss)
+    align = replay_loss = jnp.zeros_like(loss)
     replays = beside > 0 and start == 0
     if replays:
-        past = base.loss(replayed)
+        replay_loss = base.loss(replayed)
     if strategy.term and (setup.every_row or replays):
         align = strategy.term(base, rows if setup.every_row else replayed)
     terms = {
         "stream_loss": base.loss(_cut_rows(features, beside, None)),
-        "replay_loss": past,
+        "replay_loss": replay_loss,
         "align": align,
     }
     return loss + strategy.weight * align, terms
@@ -174,8 +174,8 @@ def row_stats(setup, features: records.Features, active: jax.Array) -> RowStats:
     score = None
     if setup.size and "score" in setup.policy.reads:
         slopes = pair_slopes(query, target)
-        past = jnp.sum(slopes[: setup.size], axis=0, keepdims=True)
-        score = diversity.similarity_score(slopes, past, active[None])
+        reference = jnp.sum(slopes[: setup.size], axis=0, keepdims=True)
+        score = diversity.similarity_score(slopes, reference, active[None])
     return RowStats(features.z, pair_losses(query, target), score)
 
 

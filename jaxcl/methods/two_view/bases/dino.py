@@ -35,11 +35,11 @@ def warm_temperature(
     task: jax.Array, progress: jax.Array, start: float, end: float, share: float
 ) -> jax.Array:
     """Choose the targets' temperature, f32[]: it rises in a share of the first task."""
-    done = jnp.float32(progress) / max(share, 1e-6)
-    done = jnp.where(task > 0, 1.0, jnp.minimum(done, 1.0))
+    fraction = jnp.float32(progress) / max(share, 1e-6)
+    fraction = jnp.where(task > 0, 1.0, jnp.minimum(fraction, 1.0))
     if share == 0:
-        done = 1.0
-    return start + (end - start) * done
+        fraction = 1.0
+    return start + (end - start) * fraction
 
 
 class Centres(NamedTuple):

@@ -29,11 +29,11 @@ def make(
         return (first + second) / 2
 
     def read(state, keys, views, parts):
-        others, mask, items = stored_examples.draw_examples(
+        stored_views, mask, items = stored_examples.draw_examples(
             state, keys, len(views), parts
         )
         stored = {"stored": items["projection"], "stored_mask": mask}
-        return records.Reading(views, others[:, 0], stored, items)
+        return records.Reading(views, stored_views[:, 0], stored, items)
 
     return records.Strategy(
         term,

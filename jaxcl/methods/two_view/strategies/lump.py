@@ -17,10 +17,10 @@ def make(
     """
 
     def read(state, keys, views, parts):
-        others, mask, items = stored_examples.draw_examples(
+        stored, mask, items = stored_examples.draw_examples(
             state, keys, len(views), parts
         )
-        mixed, _ = stored_examples.mix_examples(keys.mix, mix, views, others, mask)
+        mixed, _ = stored_examples.mix_examples(keys.mix, mix, views, stored, mask)
         return records.Reading(mixed, drawn=items)
 
     return records.Strategy(

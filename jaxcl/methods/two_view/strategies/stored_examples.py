@@ -51,7 +51,7 @@ def mix_examples(
     key: jax.Array,
     mix: float,
     views: jax.Array,
-    others: jax.Array,
+    stored: jax.Array,
     mask: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """Mix rows with stored ones, as LUMP does (Madaan et al., ICLR 2022).
@@ -63,14 +63,14 @@ def mix_examples(
       key: threefry key, of m.
       mix: both parameters of the distribution.
       views: f32[B,V,H,W,C].
-      others: f32[R,V,H,W,C]; the partner of row i is row i modulo R.
-      mask: bool[R], rows of `others` that exist.
+      stored: f32[R,V,H,W,C]; the partner of row i is row i modulo R.
+      mask: bool[R], rows of `stored` that exist.
 
     Returns:
       the mixtures, f32[B,V,H,W,C], and m, f32[].
     """
-    rows = jnp.arange(len(views)) % len(others)
+    rows = jnp.arange(len(views)) % len(stored)
     share = jax.random.beta(key, mix, mix).astype(views.dtype)
-    blend = share * views + (1 - share) * others[rows]
+    blend = share * views + (1 - share) * stored[rows]
     exists = mask[rows][:, None, None, None, None]
     return jnp.where(exists, blend, views), share
