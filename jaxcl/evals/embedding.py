@@ -110,8 +110,8 @@ def assign_tasks(parts: core.EvalParts) -> TaskMembership:
         classes[t, task.classes] = True
     domains = [task.domain for task in tasks]
     aware = None
-    judged = np.concatenate([task.test for task in tasks])
-    is_disjoint = len(np.unique(judged)) == len(judged)  # no row is of several tasks
+    places = np.concatenate([task.test for task in tasks])
+    is_disjoint = len(np.unique(places)) == len(places)  # no row is of several tasks
     if len(tasks) > 1 and min(domains) >= 0 and len(set(domains)) == len(tasks):
         aware = "domain_aware" if is_disjoint else None
     elif len(tasks) > 1 and classes.sum(axis=0).max() == 1:

@@ -32,9 +32,9 @@ def find_nearest(features: np.ndarray, queries: np.ndarray, k: int):
     lengths = np.linalg.norm(features, axis=1, keepdims=True)
     rows = features / np.where(lengths > 0, lengths, 1.0)
     cosines = rows[queries] @ rows.T
-    others = cosines.copy()
-    others[np.arange(len(queries)), queries] = -np.inf
-    neighbours = np.argsort(-others, axis=1, kind="stable")[:, :k]
+    masked = cosines.copy()
+    masked[np.arange(len(queries)), queries] = -np.inf
+    neighbours = np.argsort(-masked, axis=1, kind="stable")[:, :k]
     return neighbours, np.take_along_axis(cosines, neighbours, axis=1)
 
 

@@ -85,8 +85,8 @@ def _check_rows(parts, batch_size, max_rows):
 def _choose_rows(parts, task, batch_size, max_rows) -> np.ndarray:
     """Shuffle the rows of the tasks up to `task` and cut them to full batches."""
     rng = np.random.default_rng([parts.seed, task])
-    met = parts.stream.tasks[: task + 1]
-    per_task = [rng.permutation(x.train.rows)[:max_rows] for x in met]
+    tasks = parts.stream.tasks[: task + 1]
+    per_task = [rng.permutation(x.train.rows)[:max_rows] for x in tasks]
     rows = rng.permutation(np.concatenate(per_task))
     return rows[: max(len(rows) // batch_size, 1) * batch_size].astype(np.int32)
 

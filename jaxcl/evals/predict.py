@@ -60,8 +60,8 @@ def make(parts: core.EvalParts, *, met_only: bool = True) -> Callable:
             row = embedding.average_per_task(parts, correct[np.argsort(order)])
             unjudged = met_only & (np.arange(len(row)) > task)
             rows[name] = np.where(unjudged, np.nan, row)
-        judged = right["class_incremental"][:count]
-        accuracy = float(judged.mean()) if count else np.nan
+        hits = right["class_incremental"][:count]
+        accuracy = float(hits.mean()) if count else np.nan
         return core.Result(rows, {"accuracy": accuracy}, warnings)
 
     return evaluate

@@ -49,10 +49,10 @@ def make_canary(
     query_ids = ids if query_ids is None else query_ids
     chosen = np.unique(np.linspace(0, len(queries) - 1, QUERIES).astype(int))
     queries, query_ids = drift.unit(queries[chosen]), [query_ids[i] for i in chosen]
-    near, cosines = _search(
+    neighbours, cosines = _search(
         queries, drift.unit(rows), query_ids, ids, min(k, len(ids) - 1)
     )
-    expected = [[ids[i] for i in places] for places in near]
+    expected = [[ids[i] for i in places] for places in neighbours]
     return Canary(encoder, queries, query_ids, ids, expected, cosines)
 
 
@@ -63,8 +63,8 @@ def _search(queries, rows, query_ids, ids, k):
     for query, name in enumerate(query_ids):
         if name in places:
             cosines[query, places[name]] = -2
-    near = np.argsort(-cosines, axis=1, kind="stable")[:, :k]
-    return near, np.take_along_axis(cosines, near, axis=1)
+    neighbours = np.argsort(-cosines, axis=1, kind="stable")[:, :k]
+    return neighbours, np.take_along_axis(cosines, neighbours, axis=1)
 
 
 def write_canary(path: Any, canary: Canary) -> None:
@@ -142,10 +142,10 @@ def check_index(
         return IndexCheck(float("nan"), wrong)
     rows = drift.unit(table.take(places[stored]))
     k = min(canary.cosines.shape[1], len(ids) - 1)
-    near, cosines = _search(canary.queries, rows, canary.query_ids, ids, k)
+    neighbours, cosines = _search(canary.queries, rows, canary.query_ids, ids, k)
     shares = [
         len({ids[i] for i in row} & {*names}) / max(len({*names} & {*ids}), 1)
-        for row, names in zip(near, canary.expected, strict=True)
+        for row, names in zip(neighbours, canary.expected, strict=True)
     ]
     share = float(np.mean(shares))
     if not share >= least:

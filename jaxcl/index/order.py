@@ -46,7 +46,7 @@ def predict_errors(vectors: np.ndarray, reference: Reference) -> np.ndarray:
       vectors: f32[N, D], by the encoder to map from.
       reference: result of `make_reference`.
     """
-    near = min(_NEAREST, len(reference.rows))
+    k = min(_NEAREST, len(reference.rows))
     cosines = drift.unit(vectors) @ reference.rows.T
-    places = np.argpartition(-cosines, near - 1, axis=1)[:, :near]
+    places = np.argpartition(-cosines, k - 1, axis=1)[:, :k]
     return reference.errors[places].mean(axis=1)

@@ -119,12 +119,12 @@ def check_belongs(table: vectors.Table, rows: np.ndarray, field="--vectors") -> 
     unit, sample = drift.unit(rows), drift.unit(sample)
     among = unit @ unit.T
     np.fill_diagonal(among, -1)
-    usual = np.quantile(among.max(axis=1), 0.01)
+    threshold = np.quantile(among.max(axis=1), 0.01)
     nearest = float(np.median((sample @ unit.T).max(axis=1)))
-    if nearest < usual:
+    if nearest < threshold:
         raise Refused(
             f"{option}: vectors have cosines of {nearest:.2f} with the nearest of the "
-            f"encoder's, must be {usual:.2f}; they are of another encoder"
+            f"encoder's, must be {threshold:.2f}; they are of another encoder"
         )
 
 

@@ -476,17 +476,17 @@ def _other_columns(table, size) -> Iterator[dict]:
         return
     file = pq.ParquetFile(table.path)
     others = [x for x in file.schema_arrow.names if x not in (table.column, "version")]
-    waiting, count = [], 0
+    blocks, count = [], 0
     if not others:
         while True:
             yield {}
     for batch in file.iter_batches(size, columns=others):
-        waiting.append(pa.Table.from_batches([batch]))
+        blocks.append(pa.Table.from_batches([batch]))
         count += len(batch)
         while count >= size:
-            joined = pa.concat_tables(waiting)
+            joined = pa.concat_tables(blocks)
             head = joined.slice(0, size)
-            waiting, count = [joined.slice(size)], count - size
+            blocks, count = [joined.slice(size)], count - size
             yield {name: head.column(name) for name in others}
-    joined = pa.concat_tables(waiting)
+    joined = pa.concat_tables(blocks)
     yield {name: joined.column(name) for name in others}

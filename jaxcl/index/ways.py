@@ -69,14 +69,14 @@ def measure_ways(
         searches[way] = new, np.where(renewed, drift.unit(new), mapped)
     searches["all"] = new, new
     places = np.arange(len(new))
-    near = {
+    neighbours = {
         way: np.asarray(drift.find_neighbours(*pair, k, places))
         for way, pair in searches.items()
     }
     classes = None if label is None else np.asarray(label)[test]
     ways = {}
-    for way, rows in near.items():
-        shares = {"neighbours": maps.share_found(rows, near["all"])}
+    for way, rows in neighbours.items():
+        shares = {"neighbours": maps.share_found(rows, neighbours["all"])}
         if classes is not None:
             shares["precision"] = (classes[rows] == classes[:, None]).mean(axis=1)
         ways[way] = {name: interval(x) for name, x in shares.items()}

@@ -92,10 +92,10 @@ def write_features(
     begin = _begin_draft(draft, metadata)
     with open(draft, "r+b") as file:
         written = (file.seek(0, os.SEEK_END) - begin) // (4 * width)
-        done = _count_whole_batches(written, sizes, batch_size)
-        file.truncate(file.seek(begin + 4 * width * done))
-        with progress_bar.count_images(sum(sizes), done) as bar:
-            for rows in _embed_rows(work, splits.values(), done, batch_size):
+        rows_done = _count_whole_batches(written, sizes, batch_size)
+        file.truncate(file.seek(begin + 4 * width * rows_done))
+        with progress_bar.count_images(sum(sizes), rows_done) as bar:
+            for rows in _embed_rows(work, splits.values(), rows_done, batch_size):
                 file.write(rows.astype("<f4").tobytes())
                 file.flush()
                 bar.update(len(rows))
@@ -128,22 +128,22 @@ def _begin_draft(draft, metadata) -> int:
 
 def _count_whole_batches(rows, sizes, batch_size) -> int:
     """Count the first rows that fill whole batches; each split begins a batch."""
-    done = 0
+    rows_done = 0
     for size in sizes:
-        if rows - done < size:
-            return done + (rows - done) // batch_size * batch_size
-        done += size
-    return done
+        if rows - rows_done < size:
+            return rows_done + (rows - rows_done) // batch_size * batch_size
+        rows_done += size
+    return rows_done
 
 
-def _embed_rows(work, splits, done, batch_size) -> Iterator[np.ndarray]:
-    """Yield the features of all splits but the first `done`, batch by batch."""
+def _embed_rows(work, splits, rows_done, batch_size) -> Iterator[np.ndarray]:
+    """Yield the features of all splits but the first `rows_done`, batch by batch."""
     for examples in splits:
-        if done < stream.count_rows(examples):
+        if rows_done < stream.count_rows(examples):
             yield from embedding.embed_batches(
-                work.parts, examples, work.state, first=done, batch_size=batch_size
+                work.parts, examples, work.state, first=rows_done, batch_size=batch_size
             )
-        done = max(done - stream.count_rows(examples), 0)
+        rows_done = max(rows_done - stream.count_rows(examples), 0)
 
 
 def add_options(parser) -> None:

@@ -228,13 +228,13 @@ def _describe_training(config, cursor) -> dict:
     """Describe the progress of the run."""
     results, phase = cursor["results"], cursor["phase"]
     names, done = results["task_names"], result_file.count_finished(results)
-    begun = done + (phase != "evaluated")
+    num_begun = done + (phase != "evaluated")
     return {
         "run": config.get("name", "run"),
         "seed": config.get("seed", 0),
-        "tasks": names[:begun],
+        "tasks": names[:num_begun],
         "num_tasks": len(names),
-        "whole_tasks": begun - (phase == "training"),
+        "whole_tasks": num_begun - (phase == "training"),
     }
 
 

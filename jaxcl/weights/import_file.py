@@ -147,11 +147,11 @@ def _make_section(tensors, scheme, architecture, facts, flags, stem_padding) -> 
             options["features"] = flags["features"]
         # transformers' DINOv2 has SiLU in its gates, whatever config.json says.
         gated = options["mlp"] == "swiglu"
-        usual = "silu" if gated and scheme != "transformers_dinov2" else "gelu"
-        if (activation := facts.network.get("activation", usual)) != usual:
+        default = "silu" if gated and scheme != "transformers_dinov2" else "gelu"
+        if (activation := facts.network.get("activation", default)) != default:
             raise wrappers.RefusedTensors(
                 f"{side_files.CONFIG} next to it says activation={activation!r}, which "
-                f"is not supported; must be {usual!r}"
+                f"is not supported; must be {default!r}"
             )
     full = schema.defaults(_MAKERS[kind]) | options
     full.pop("dtype")
@@ -252,8 +252,8 @@ def summarise_card(card: dict) -> str:
             f"positions={section['positions']} are resized by {section['resize']!r}"
         )
     images = card["input"]
-    shown = {name: images[name] for name in ("size", "resize", "mean", "std")}
-    lines.append(f"images: {shown}, {images['interpolation']}")
+    settings = {name: images[name] for name in ("size", "resize", "mean", "std")}
+    lines.append(f"images: {settings}, {images['interpolation']}")
     if images["resize"] > images["size"]:
         lines.append(
             f"embed resizes the shorter side to {images['resize']} and cuts out the "

@@ -95,8 +95,8 @@ def _timm_images(config) -> dict:
 
 
 def _transformers_images(config) -> dict:
-    for key, usual in _USUAL.items():
-        if not math.isclose(config.get(key, usual), usual, rel_tol=1e-4):
+    for key, default in _USUAL.items():
+        if not math.isclose(config.get(key, default), default, rel_tol=1e-4):
             raise Refused(
                 f"{PREPROCESSOR}: {key}={config[key]}: not known here; move the file "
                 "away and give --size, --resize, --mean and --std"

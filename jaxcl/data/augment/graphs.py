@@ -133,10 +133,10 @@ def without_isolated(graphs: graph_arrays.Graphs) -> graph_arrays.Graphs:
 def _keep_nonempty(changed, graphs):
     """Return the changed graphs; graphs that have lost all nodes stay as before."""
     count = _counts(changed)[graphs.node_graph]
-    left, edge_left = count > 0, count[graphs.receivers] > 0
+    nonempty, edge_left = count > 0, count[graphs.receivers] > 0
     return graphs._replace(
-        features=jnp.where(left[:, None], changed.features, graphs.features),
-        node_mask=jnp.where(left, changed.node_mask, graphs.node_mask),
+        features=jnp.where(nonempty[:, None], changed.features, graphs.features),
+        node_mask=jnp.where(nonempty, changed.node_mask, graphs.node_mask),
         edge_mask=jnp.where(edge_left, changed.edge_mask, graphs.edge_mask),
     )
 
@@ -162,10 +162,10 @@ def _node_quotas(graphs, share):
     return jnp.floor(share * _counts(graphs)).astype(jnp.int32)[graphs.node_graph]
 
 
-def _over_edges(reduce, sent, graphs):
+def _over_edges(reduce, messages, graphs):
     """Reduce what the edges send at each receiving node."""
     nodes = len(graphs.node_graph)
-    return reduce(sent, graphs.receivers, nodes, indices_are_sorted=True)
+    return reduce(messages, graphs.receivers, nodes, indices_are_sorted=True)
 
 
 def _draw_clocks(key, graphs):
@@ -228,9 +228,9 @@ def _entry_times(key, graphs, clock, grown, growing):
 
     def further(carry):
         time, _, rounds = carry
-        sent = jnp.where(graphs.edge_mask, time[graphs.senders], jnp.inf)
-        near = clock + _over_edges(jax.ops.segment_min, sent, graphs)
-        new = jnp.where(first, 0.0, near)
+        messages = jnp.where(graphs.edge_mask, time[graphs.senders], jnp.inf)
+        arrival = clock + _over_edges(jax.ops.segment_min, messages, graphs)
+        new = jnp.where(first, 0.0, arrival)
         return new, jnp.any(new < time), rounds + 1
 
     # A shortest path has fewer edges than there are nodes.
@@ -268,8 +268,8 @@ def _enters_in_time(draws, time, rank, graphs, growing):
     # The step from which a node is a neighbour of the set, and may be drawn.
     since = jnp.zeros_like(rank)
     if growing:
-        sent = jnp.where(graphs.edge_mask, rank[graphs.senders], nodes)
-        since = _over_edges(jax.ops.segment_min, sent, graphs)
+        messages = jnp.where(graphs.edge_mask, rank[graphs.senders], nodes)
+        since = _over_edges(jax.ops.segment_min, messages, graphs)
     entered = jax.ops.segment_sum(
         reached.astype(jnp.int32), jnp.where(reached, start + since, nodes), nodes
     )

@@ -66,7 +66,7 @@ def _read_in_threads(
     """
     count = workers or _count_threads(examples)
     pool = concurrent.futures.ThreadPoolExecutor(count)
-    waiting: collections.deque = collections.deque()
+    futures: collections.deque = collections.deque()
 
     def stack(rows, images):
         return _stack_batch(examples, rows, [image.result() for image in images])
@@ -80,11 +80,11 @@ def _read_in_threads(
                 pool.submit(read_image, step, number, int(row))
                 for number, row in enumerate(rows)
             ]
-            waiting.append(pool.submit(stack, rows, images))
-            if len(waiting) == 2 + count // len(rows):
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+            futures.append(pool.submit(stack, rows, images))
+            if len(futures) == 2 + count // len(rows):
+                yield futures.popleft().result()
+        while futures:
+            yield futures.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -218,9 +218,9 @@ def _yield_ahead(iterator, place, depth):
 
     pool = concurrent.futures.ThreadPoolExecutor(1)
     try:
-        waiting = collections.deque(pool.submit(prepare_next) for _ in range(depth + 1))
-        while (batch := waiting.popleft().result()) is not end:
-            waiting.append(pool.submit(prepare_next))
+        futures = collections.deque(pool.submit(prepare_next) for _ in range(depth + 1))
+        while (batch := futures.popleft().result()) is not end:
+            futures.append(pool.submit(prepare_next))
             yield batch
     finally:
         pool.shutdown(cancel_futures=True)

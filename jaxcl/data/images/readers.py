@@ -189,9 +189,9 @@ class SplitRows(Rows):
             if self.label is None:
                 raise
             problem = error
-        alike = (self.label == self.label[row]) & (self.domain == self.domain[row])
-        alike = np.flatnonzero(alike)
-        for other in np.roll(alike, -np.searchsorted(alike, row, "right"))[:-1]:
+        peers = (self.label == self.label[row]) & (self.domain == self.domain[row])
+        peers = np.flatnonzero(peers)
+        for other in np.roll(peers, -np.searchsorted(peers, row, "right"))[:-1]:
             try:
                 image = self._decode_image(other)
             except ValueError:

@@ -157,8 +157,8 @@ def _save(url, path, size) -> None:
     request = urllib.request.Request(url, headers={"User-Agent": "jaxcl"})
     answer = urllib.request.urlopen(request, timeout=SECONDS)
     with answer, open(path, "wb") as file:
-        with tqdm.tqdm.wrapattr(file, "write", total=size, disable=None) as shown:
-            shutil.copyfileobj(answer, shown)
+        with tqdm.tqdm.wrapattr(file, "write", total=size, disable=None) as output:
+            shutil.copyfileobj(answer, output)
         if file.tell() != size:
             raise OSError(f"{file.tell():,} bytes came, not {size:,}")
 

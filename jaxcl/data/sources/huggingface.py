@@ -191,9 +191,11 @@ def guess_options(path: str) -> dict:
     files = split_files(path)
     train = "train" if "train" in files else min(files)
     header, _ = _header(files[train][0])
-    shown = [name for name in header.names if _holds_images(header.field(name).type)]
+    image_keys = [
+        name for name in header.names if _holds_images(header.field(name).type)
+    ]
     named = [name for name in header.names if _class_names(files[train][0], name)]
-    image, label = choose_columns(path, header.names, shown, named)
+    image, label = choose_columns(path, header.names, image_keys, named)
     options = {"train_split": train, "image_key": image, "label_key": label}
     for split in ("test", "validation"):
         if split in files and split != train and label is not None:
@@ -207,29 +209,32 @@ _PICTURES = ("image", "img", "images", "picture", "photo", "jpg", "png", "pixel_
 
 
 def choose_columns(
-    where: str, names: Sequence[str], shown: Sequence[str], named: Sequence[str]
+    where: str, names: Sequence[str], image_keys: Sequence[str], named: Sequence[str]
 ) -> tuple[str, str | None]:
     """Choose the columns of images and of labels.
 
     Args:
       where: origin of the columns, for messages.
       names: names of all columns.
-      shown: names of columns that may hold images. One with a usual name is chosen, or
-        the only one.
+      image_keys: names of columns that may hold images. One with a usual name is
+        chosen, or the only one.
       named: names of columns that name classes. "label" is chosen, or the only one.
 
     Raises:
       Refused: there are several of either kind.
     """
-    usual = [name for name in _PICTURES if name in (shown or names)]
+    preferred = [name for name in _PICTURES if name in (image_keys or names)]
     labels = ["label"] if "label" in names else [*named]
-    for option, columns in (("image_key", usual[:1] or shown), ("label_key", labels)):
+    for option, columns in (
+        ("image_key", preferred[:1] or image_keys),
+        ("label_key", labels),
+    ):
         if len(columns) > 1:
             raise Refused(
                 f"{where}: config.data.{option} must name one of several columns, "
                 f"{[*columns]}"
             )
-    return (usual or [*shown, "image"])[0], next(iter(labels), None)
+    return (preferred or [*image_keys, "image"])[0], next(iter(labels), None)
 
 
 def split_files(path: str) -> dict[str, list[str]]:
@@ -240,10 +245,10 @@ def split_files(path: str) -> dict[str, list[str]]:
     """
     if storage.in_bucket(path) or not os.path.isdir(path):
         raise Refused("path", path, "must be a folder on a disk")
-    listed = os.path.join(path, SPLITS)
-    if os.path.exists(listed):
-        names = storage.read_object(listed).get("splits")
-        schema.check_value(names, list[shared.Inside], f"{listed}: splits")
+    list_file = os.path.join(path, SPLITS)
+    if os.path.exists(list_file):
+        names = storage.read_object(list_file).get("splits")
+        schema.check_value(names, list[shared.Inside], f"{list_file}: splits")
         return {name: _list_saved_files(os.path.join(path, name))[1] for name in names}
     if os.path.exists(os.path.join(path, STATE)):
         return dict([_list_saved_files(path)])

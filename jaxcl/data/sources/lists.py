@@ -133,9 +133,9 @@ def _check_there(option: str, path: str, files: list[bytes]) -> None:
         there = pool.map(lambda file: os.path.exists(os.path.join(root, file)), files)
         lost = [file for file, exists in zip(files, there, strict=True) if not exists]
     if lost:
-        shown = [file.decode() for file in lost[:5]]
+        names = [file.decode() for file in lost[:5]]
         raise Refused(
-            f"{option}: {len(lost)} of {len(files)} images are not in {path}: {shown}; "
+            f"{option}: {len(lost)} of {len(files)} images are not in {path}: {names}; "
             'with on_corrupt="skip" others of their class take their place'
         )
 

@@ -98,17 +98,17 @@ def _with_options(read, shared, finished) -> Callable[..., stream.Dataset]:
       shared: record of options with defaults.
       finished: function (options of `read`, the record) -> a dataset.
     """
-    usual = shared._asdict()
+    defaults = shared._asdict()
     types = typing.get_type_hints(type(shared), include_extras=True)
 
     def call(**options):
-        values = {name: options.pop(name, x) for name, x in usual.items()}
+        values = {name: options.pop(name, x) for name, x in defaults.items()}
         return finished(options, type(shared)(**values))
 
     keyword = inspect.Parameter.KEYWORD_ONLY
     more = [
         inspect.Parameter(name, keyword, default=x, annotation=types[name])
-        for name, x in usual.items()
+        for name, x in defaults.items()
     ]
     signature = inspect.signature(read)
     parameters = [x for name, x in signature.parameters.items() if name != "images"]
