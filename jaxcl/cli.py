@@ -83,9 +83,9 @@ class Parser(argparse.ArgumentParser):
 
         The option `config` is then a list of words, as `config.files.read_config` has.
         """
-        shown = "name from `jaxcl list configs`, or a file; NAME:WORD passes it a word"
+        text = "name from `jaxcl list configs`, or a file; NAME:WORD passes it a word"
         self.add_argument(
-            "config", nargs="?", metavar="CONFIG", default=argparse.SUPPRESS, help=shown
+            "config", nargs="?", metavar="CONFIG", default=argparse.SUPPRESS, help=text
         )
         self.add_argument("--config", help=argparse.SUPPRESS)
         self.add_override("config.OPTION", "option; `jaxcl options CONFIG --all`")

@@ -340,6 +340,6 @@ def check_choice(field: str, value, allowed) -> None:
     if value in allowed:
         return
     names = [] if value is None else [str(a) for a in allowed]
-    near = difflib.get_close_matches(str(value), names, n=2)
-    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    matches = difflib.get_close_matches(str(value), names, n=2)
+    hint = f"; did you mean {' or '.join(matches)}?" if matches else ""
     raise Refused(field, value, f"allowed are {', '.join(map(str, allowed))}{hint}")

@@ -251,12 +251,12 @@ def count_moved_bytes(text: str) -> int:
             k: {x.name: _shape_bytes(x.shape) for x in ops} for k, ops in bodies.items()
         }
         if op.code in ("fusion", "custom-call", "copy"):
-            inside = _CALLED.search(op.rest)[1] if op.code == "fusion" else ""
+            body = _CALLED.search(op.rest)[1] if op.code == "fusion" else ""
             tensors = collections.Counter(map(sizes[name].get, [op.name, *op.operands]))
-            for part in bodies.get(inside, ()):
+            for part in bodies.get(body, ()):
                 if part.code in ("dynamic-slice", "gather", "dynamic-update-slice"):
                     is_update = part.code == "dynamic-update-slice"
-                    tensors -= {sizes[inside][part.operands[0]]: 1 + is_update}
+                    tensors -= {sizes[body][part.operands[0]]: 1 + is_update}
             total += times * sum(tensors.elements())
     return total
 
@@ -369,13 +369,13 @@ def read_program(
         "program": analysis.generated_code_size_in_bytes,
     }
     memory["held"] = sum(memory.values()) - 2 * memory["aliased"]
-    counted, task = compiled.cost_analysis() or {}, _later_task(work)
+    costs, task = compiled.cost_analysis() or {}, _later_task(work)
     shapes = job.shapes(work.method, work.data, work.batches_per_step(task))
     written = cost.count_flops(work.method.step, *shapes, task=task)
-    flops = max(counted.get("flops", 0.0), (written or 0) / work.mesh.size)
+    flops = max(costs.get("flops", 0.0), (written or 0) / work.mesh.size)
     # A GPU's compiler tells no bytes of a chip that is absent, nor of libraries' calls.
     gpu = work.mesh.devices.flat[0].platform == "gpu"
-    traffic = count_moved_bytes(text) if gpu else counted.get("bytes accessed", 0.0)
+    traffic = count_moved_bytes(text) if gpu else costs.get("bytes accessed", 0.0)
     sent, precision = collectives(text), work.config.get("precision", "float32")
     return {
         "memory": memory,
@@ -412,7 +412,7 @@ def estimate(
     Raises:
       Refused: the config is wrong, or does not state the classes of its data.
     """
-    began = time.monotonic()
+    start = time.monotonic()
     sections = (config.get(name, {}) for name in ("data", "scenario", "augment"))
     data = stand_in.make_blank_dataset(*sections, classes=classes, rows=rows)
     with contextlib.ExitStack() as stack:
@@ -436,7 +436,7 @@ def estimate(
                 raise
             text = " ".join(str(error).split())[:300]
             return result | {"fits": False, "error": text}, chip
-        result["seconds"] = time.monotonic() - began
+        result["seconds"] = time.monotonic() - start
         return result | read_program(compiled, work, chip), chip
 
 

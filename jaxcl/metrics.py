@@ -232,8 +232,8 @@ def inter_class_similarities(features, labels, num_classes):
     """
     _, _, count, means = _class_means(features, labels, num_classes)
     # r_c with the sum of the others; C x C products are saved.
-    others = jnp.sum(means, axis=0) - means
-    return jnp.sum(means * others, axis=1) / jnp.maximum(jnp.sum(count > 0) - 1, 1)
+    other_sum = jnp.sum(means, axis=0) - means
+    return jnp.sum(means * other_sum, axis=1) / jnp.maximum(jnp.sum(count > 0) - 1, 1)
 
 
 def inter_class_similarity(features, labels, num_classes):

@@ -539,11 +539,11 @@ def summary(named_curves, strips, path, *, title, chance=None) -> None:
 
 def _draw_strip(axes, images, name) -> None:
     """Draw up to eight images in two rows, beneath the name of their task."""
-    shown = [to_rgb(image) for image in images[:8]]
-    columns = -(-len(shown) // 2)
-    side = shown[0].shape[0]
+    pictures = [to_rgb(image) for image in images[:8]]
+    columns = -(-len(pictures) // 2)
+    side = pictures[0].shape[0]
     sheet = np.full((2 * side, columns * side, 3), 255, np.uint8)
-    for number, image in enumerate(shown):
+    for number, image in enumerate(pictures):
         top, left = number // columns * side, number % columns * side
         sheet[top : top + side, left : left + side] = image
     axes.imshow(sheet)

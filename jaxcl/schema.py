@@ -556,10 +556,10 @@ def _refuse_unknown(option, names, takers, field):
             f"{option.path}={option.value!r}: an option of {' and '.join(takers)}, "
             f"which {field} does not choose; leave it out"
         )
-    near = difflib.get_close_matches(option.name, names, n=3)
+    matches = difflib.get_close_matches(option.name, names, n=3)
     hint = f"allowed are {', '.join(sorted(names)) or 'none'}"
-    if near:
-        hint = f"did you mean {' or '.join(near)}? All: jaxcl options CONFIG --all"
+    if matches:
+        hint = f"did you mean {' or '.join(matches)}? All: jaxcl options CONFIG --all"
     raise Refused(f"{option.path}: no such option; {hint}")
 
 

@@ -392,10 +392,10 @@ def check_batch(batch_size: int, mesh: Mesh) -> None:
     """Refuse a global batch that the devices cannot share evenly."""
     if batch_size % (count := num_row_shards(mesh)):
         below = batch_size // count * count
-        near = " or ".join(str(x) for x in (below, below + count) if x)
+        sizes = " or ".join(str(x) for x in (below, below + count) if x)
         raise Refused(
             f"config.batch_size={batch_size}: must be a multiple of the {count} "
-            f"devices of the run, such as {near}; config.devices takes fewer devices"
+            f"devices of the run, such as {sizes}; config.devices takes fewer devices"
         )
 
 

@@ -98,13 +98,13 @@ def examine() -> Iterator[tuple[str, str, str]]:
     free = shutil.disk_usage(".").free
     low = "" if free >= _LEAST_FREE else "less than 1 GB: checkpoints may not fit"
     yield "free disk", f"{cost.format_count(free)}B in {os.getcwd()}", low
-    begun = time.monotonic()
+    start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         try:
             finding, problem = time_steps(os.path.join(folder, "run")), ""
         except Exception as error:
             finding, problem = "failed", f"{type(error).__name__}: {error}"
-    yield f"{STEPS} steps", f"{finding} ({time.monotonic() - begun:.0f} s)", problem
+    yield f"{STEPS} steps", f"{finding} ({time.monotonic() - start:.0f} s)", problem
 
 
 def add_options(parser) -> None:

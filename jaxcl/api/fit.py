@@ -106,9 +106,9 @@ def fit(
         raise Refused("options", options, "must be a dict, field -> value")
     options = options or {}
     read = _make_data_section(images, labels, tasks, test, name)
-    begun = isinstance(encoder, Encoder)
+    is_trained = isinstance(encoder, Encoder)
     with _silent(quiet):
-        network = encoder_folder.section(encoder.card)[0] if begun else encoder
+        network = encoder_folder.section(encoder.card)[0] if is_trained else encoder
         scenario = options.get("scenario.name")
         # The folder of one in memory is not written yet.
         folder = "" if isinstance(teacher, Encoder) else teacher
@@ -116,15 +116,15 @@ def fit(
     set_here: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size}
     set_here = {field: x for field, x in set_here.items() if x is not None}
     set_here |= {"name": name, "seed": seed}
-    usual = "finetune" if teacher is None else "distil"
-    set_here |= {"method.base": base, "method.strategy": strategy or usual}
+    default = "finetune" if teacher is None else "distil"
+    set_here |= {"method.base": base, "method.strategy": strategy or default}
     if validation:
         set_here |= {"data.validation": validation}
         set_here |= {"scenario.evaluation": "validation"}
     if quiet:
         set_here |= {"progress": False}
     recipe.change(config, {**set_here, **options})
-    if not begun:
+    if not is_trained:
         _check_strategy(config)
     if config.get("seeds", 1) != 1:
         raise Refused("config.seeds", config.seeds, "must be 1; call again with seed=1")

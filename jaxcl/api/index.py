@@ -117,11 +117,11 @@ def fit_file(
         vectors.open_table(old, ids=ids, field="--old"),
         vectors.open_table(new, field="--new"),
     )
-    chosen = np.random.default_rng(0).permutation(tables[0].rows)[:rows]
-    chosen = np.sort(chosen)
-    pair_ids = tables[0].ids.names(chosen)
-    others = _find_pairs(*tables, chosen, pair_ids)
-    before, after = tables[0].take(chosen), tables[1].take(others)
+    sample = np.random.default_rng(0).permutation(tables[0].rows)[:rows]
+    sample = np.sort(sample)
+    pair_ids = tables[0].ids.names(sample)
+    new_rows = _find_pairs(*tables, sample, pair_ids)
+    before, after = tables[0].take(sample), tables[1].take(new_rows)
     least = max(2 * maps.LEAST, 2 * (neighbours + 1))
     if len(before) < least:
         raise Refused(
@@ -137,7 +137,7 @@ def fit_file(
         source=source,
         target=target,
         images=hashlib.sha256(json.dumps(pair_ids).encode()).hexdigest()[:12],
-        label=None if labels is None else _read_labels(labels, tables[0].rows)[chosen],
+        label=None if labels is None else _read_labels(labels, tables[0].rows)[sample],
         k=neighbours,
     )
     os.makedirs(out)

@@ -185,8 +185,8 @@ def _check_values(listed: Sequence[OptionEntry]) -> None:
             others = (x.option for x in listed if x.option.function)
             paths = [x.path for x in others if x.path.startswith(f"{section}.")]
             names = [path.removeprefix(f"{section}.") for path in paths]
-            near = difflib.get_close_matches(option.name, names, n=3)
-            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            matches = difflib.get_close_matches(option.name, names, n=3)
+            hint = f"; did you mean {' or '.join(matches)}?" if matches else ""
             raise Refused(option.path, option.value, f"no such option{hint}")
         if option.annotation:
             schema.check_value(option.value, option.annotation, option.path, option)

@@ -56,14 +56,14 @@ def build(
         else:
             work = job.trace_step(jobs.make_job(top, plain, workdir))
         rows = checks.check_data(top, work.stream, workdir)
-        noted = _note_choices(top, work)
-        every_option = _list_options(plain, work) | noted
+        choices = _note_choices(top, work)
+        every_option = _list_options(plain, work) | choices
     agreement.check(
         run_config.shared_options(every_option),
         "Set the option in the config, so that no process chooses it by itself",
     )
     checks.compare_data(work.stream.dataset, rows)
-    run_config.write_or_check(workdir, plain | noted, every_option)
+    run_config.write_or_check(workdir, plain | choices, every_option)
     if jax.process_index() == 0:
         identity.write_identity(workdir, rows)
     return work
@@ -77,14 +77,14 @@ def _note_choices(top: sections.TopLevel, work) -> dict:
     change.
     """
     decoder = work.stream.dataset.decoder
-    noted = {"decoder": decoder} if decoder else {}
+    choices = {"decoder": decoder} if decoder else {}
     if isinstance(work, job.Job):
-        noted["resident"] = work.data.resident
+        choices["resident"] = work.data.resident
         if top.teacher is not None:
-            noted["teacher_card"] = teacher.describe(top.teacher)
+            choices["teacher_card"] = teacher.describe(top.teacher)
         if (top.replay or {}).get("sharded"):
-            noted["memory_shards"] = sharding.num_row_shards(work.mesh)
-    return noted
+            choices["memory_shards"] = sharding.num_row_shards(work.mesh)
+    return choices
 
 
 def _list_options(plain, work) -> dict:

@@ -68,8 +68,8 @@ def locate(name: str) -> str:
     path = folder() / f"{pathlib.Path(file).name.removesuffix('.py')}.py"
     if path.is_file() and pathlib.Path(file).parent.name in ("", "configs"):
         return f"{path}{colon}{word}"
-    near = difflib.get_close_matches(path.stem, describe_configs(), n=3)
-    hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+    matches = difflib.get_close_matches(path.stem, describe_configs(), n=3)
+    hint = f" (did you mean {' or '.join(matches)}?)" if matches else ""
     if pathlib.Path(file).is_dir():
         hint = f" ({file} is a folder: did you mean own_images:{file}?)"
     raise Refused(

@@ -39,7 +39,7 @@ def make_job(top: sections.TopLevel, plain: dict, workdir, stand_in=None) -> job
       OSError: data are missing or cannot be read.
     """
     # Options
-    mesh, shown = sections.make_mesh(top), _read_logging(top)
+    mesh, log_settings = sections.make_mesh(top), _read_logging(top)
     sections.check_graphs(top)
     sharding.check_batch(top.batch_size, mesh)
     make_stream = sections.read_tasks(top.data, top.scenario, top.seed, stand_in)
@@ -103,7 +103,7 @@ def make_job(top: sections.TopLevel, plain: dict, workdir, stand_in=None) -> job
         top, chosen, plain, parts, data, method, eval_parts, evaluations.evaluators
     )
     evaluations = evaluations._replace(single_tasks=single_tasks)
-    return job.Job(method, mesh, data, loop, evaluations, shown, config=plain)
+    return job.Job(method, mesh, data, loop, evaluations, log_settings, config=plain)
 
 
 def _warn_of_channels(top, train) -> None:

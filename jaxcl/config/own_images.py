@@ -192,7 +192,7 @@ def config(
         config.method.strategy.name = "distil"
     config.data = once = read_once(data, summary)
     side = min(summary.side, _LARGEST) if size is None else size
-    is_open = any(section is usual for usual in ENCODERS.values())  # only named
+    is_open = any(section is default for default in ENCODERS.values())  # only named
     if section.get("name") == "vit" and size is None:
         patch = _vit_patch(side) if is_open else section.get("patch", 16)
         side = max(side // patch, 1) * patch
@@ -220,7 +220,7 @@ def _set_tasks(config, summary, scenario, num_tasks, by_strategy) -> None:
         scenario = "class" if is_labelled else "data"
     tasks = _count_tasks(summary, scenario, num_tasks)
     sizes = _task_sizes(summary, scenario, tasks)
-    rows, usual = min(sizes), int(np.median(sizes))
+    rows, median = min(sizes), int(np.median(sizes))
     strategy = config.method.strategy.get_ref("name")
 
     def choose(joint, continual):
@@ -233,11 +233,11 @@ def _set_tasks(config, summary, scenario, num_tasks, by_strategy) -> None:
         "evaluation": "test" if summary.num_test else "none",
     }
     config.batch_size = choose(batch_size(summary.rows), batch_size(rows))
-    if tasks > 1 and 4 * batch_size(rows) <= batch_size(usual) and not by_strategy:
+    if tasks > 1 and 4 * batch_size(rows) <= batch_size(median) and not by_strategy:
         print(
             f"config.batch_size={batch_size(rows)} for all tasks: task "
             f"{int(np.argmin(sizes)) + 1} of {tasks} has {rows:,} train images; the "
-            f"median task, of {usual:,}, would have {batch_size(usual)}. Leave its "
+            f"median task, of {median:,}, would have {batch_size(median)}. Leave its "
             "classes out, or cut other tasks",
             flush=True,
         )

@@ -53,7 +53,7 @@ def look_up(table: dict, *fields: config_dict.FieldReference, default=None):
     """
 
     # ml_collections returns None where an argument is None.
-    usual = [] if default is None else [default]
+    defaults = [] if default is None else [default]
 
     def find(*values):
         values, otherwise = values[: len(fields)], values[len(fields) :]
@@ -68,7 +68,7 @@ def look_up(table: dict, *fields: config_dict.FieldReference, default=None):
             )
         return otherwise[0] if otherwise else table[""]
 
-    return compute(find, *fields, *usual, like=next(iter(table.values())))
+    return compute(find, *fields, *defaults, like=next(iter(table.values())))
 
 
 class Sections(config_dict.ConfigDict):

@@ -33,10 +33,10 @@ def fill_precision(raw: dict, workdir) -> dict:
     if raw.get("precision") != "auto":
         return raw
     path = None if workdir is None else epath.Path(workdir) / "config.json"
-    begun = (
+    saved = (
         run_config.read_saved_config(path) if path is not None and path.exists() else {}
     )
-    return raw | {"precision": begun.get("precision") or sections.choose_precision(raw)}
+    return raw | {"precision": saved.get("precision") or sections.choose_precision(raw)}
 
 
 def fill_from_encoder(raw: dict) -> dict:

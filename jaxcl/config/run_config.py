@@ -161,8 +161,8 @@ def clear_unstarted(workdir, config: dict, ignored: tuple[str, ...] = ()) -> boo
     if not _list_changes(workdir, config, ignored):
         return False
     files = [*folder.iterdir()]
-    inside = folder / "checkpoints"
-    saved = [*inside.iterdir()] if inside.exists() else []
+    checkpoints = folder / "checkpoints"
+    saved = [*checkpoints.iterdir()] if checkpoints.exists() else []
     logged = log_file.read_rows(folder) if (folder / log_file.FILE).exists() else []
     steps = [row["step"] for row in logged]
     if {x.name for x in files} - _BEFORE_A_STEP or saved or any(steps):

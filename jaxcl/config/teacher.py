@@ -94,9 +94,9 @@ def _make_embed(module, inputs: dict[str, Any], image: sections.ImageSettings):
         pixels = pixels + np.float32(image.mean)
         if image.size != size:
             pixels = jax.vmap(resize)(pixels)
-        shown = augment_images.normalize(pixels, inputs["mean"], inputs["std"])
+        normalized = augment_images.normalize(pixels, inputs["mean"], inputs["std"])
         variables = {"params": params, "batch_stats": stats}
-        rows = module.apply(variables, shown.astype(module.dtype), train=False)
+        rows = module.apply(variables, normalized.astype(module.dtype), train=False)
         return jax.lax.stop_gradient(core.at_least_float32(rows))
 
     return embed
