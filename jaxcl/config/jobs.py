@@ -12,8 +12,7 @@ import numpy as np
 from absl import logging
 
 from jaxcl import core, schema, sharding
-from jaxcl.config import budget, checks, sections
-from jaxcl.config import teacher as teacher_lib
+from jaxcl.config import budget, checks, sections, teacher
 from jaxcl.data import stream
 from jaxcl.errors import Refused
 from jaxcl.methods.online import replay
@@ -44,7 +43,7 @@ def make_job(top: sections.TopLevel, plain: dict, workdir, stand_in=None) -> job
     sharding.check_batch(top.batch_size, mesh)
     make_stream = sections.read_tasks(top.data, top.scenario, top.seed, stand_in)
     make_parts, image = sections.read_parts(top)
-    teacher = teacher_lib.read_teacher(top, image)
+    teacher_model = teacher.read_teacher(top, image)
     chosen = sections.find_method(top.method)
     replay_options = schema.options(replay.settings, top.replay or {}, "config.replay")
     if stand_in is None:
@@ -79,13 +78,13 @@ def make_job(top: sections.TopLevel, plain: dict, workdir, stand_in=None) -> job
         batch_size=top.batch_size,
         train_rows=stream.count_rows(train),
         starts_pretrained=encoder_folder.exists_at(top.start),
-        teacher=teacher,
+        teacher=teacher_model,
     )
     if stream_replay.flops is not None:
         updates = _choose_updates(top, chosen, parts, data, workdir, mesh)
         parts = parts._replace(replay=updates)
     method = _make_method(top, chosen, parts, mesh)
-    teacher_lib.check_use(top, teacher, method, train)
+    teacher.check_use(top, teacher_model, method, train)
     job.check_rows(method, data)
 
     # Evaluation and loop
