@@ -319,8 +319,8 @@ def _later_task(work: job.Job) -> int:
 def lower_step(work: job.Job) -> jax.stages.Lowered:
     """Lower the program that a run calls: `steps_per_call` steps of a later task."""
 
-    def placed(x, where, *axes):
-        return jax.ShapeDtypeStruct((*axes, *x.shape), x.dtype, sharding=where)
+    def placed(x, place, *axes):
+        return jax.ShapeDtypeStruct((*axes, *x.shape), x.dtype, sharding=place)
 
     def rows_only(batch):  # the images are on the device
         inner = {k: rows_only(x) for k, x in batch.items() if k == "labelled"}

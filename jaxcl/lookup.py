@@ -56,8 +56,8 @@ def find_module(package: str, name: str, field: str):
     if _is_foreign(name):
         return _import_user_module(name, field)
     path = f"{package}.{name}"
-    there = isinstance(name, str) and name.isidentifier() and find_spec(path)
-    module = importlib.import_module(path) if there else None
+    exists = isinstance(name, str) and name.isidentifier() and find_spec(path)
+    module = importlib.import_module(path) if exists else None
     if not hasattr(module, "make"):
         core.check_choice(field, name, tuple(list_modules(package)))  # refuses it
     return module

@@ -741,8 +741,8 @@ def curves(rows, path, *, keys=("loss", "lr")) -> None:
         colour = COLOURS[number % len(COLOURS)]
         # Few rows may leave a task with a single one, of which no line is seen.
         marker = "." if len(points) < 100 else None
-        parts = (np.split(x, starts) for x in (steps, values))
-        for of_task in zip(*parts, strict=True):
+        by_task = (np.split(x, starts) for x in (steps, values))
+        for of_task in zip(*by_task, strict=True):
             axes.plot(*of_task, color=colour, linewidth=1, marker=marker)
         axes.grid(color="0.9")
     panels[-1].set_xlabel(f"{_STEPS}; dotted: a task begins")

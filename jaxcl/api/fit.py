@@ -131,15 +131,15 @@ def fit(
     encoders = {"start": encoder, "teacher": teacher}
     encoders = {field: x for field, x in encoders.items() if isinstance(x, Encoder)}
     files = {field: _tensors(x) for field, x in encoders.items()}
-    where = epath.Path(out or f"runs/{name}-{_hash_settings(config, files)}")
+    workdir = epath.Path(out or f"runs/{name}-{_hash_settings(config, files)}")
     for field, x in encoders.items():
-        config[field] = _write_encoder(x.card, files[field], where / field)
+        config[field] = _write_encoder(x.card, files[field], workdir / field)
     with _silent(quiet), _stopping() as stop:
         terminal.use_plain_warnings()
-        work = build.build(config, where)
-        finish.run_job(work, where, stop=stop)
-        print(f"\n{finish.closing(work, where)}", flush=True)
-    return result.Result(str(where), stored_sets=read.stored_sets)
+        work = build.build(config, workdir)
+        finish.run_job(work, workdir, stop=stop)
+        print(f"\n{finish.closing(work, workdir)}", flush=True)
+    return result.Result(str(workdir), stored_sets=read.stored_sets)
 
 
 def _make_data_section(images, labels, tasks, test, name) -> inputs.ImageInput:

@@ -476,18 +476,18 @@ def _open_upgraded(run, path, ids) -> tuple[kit.Kit, vectors.Table]:
     return last, table
 
 
-def _find_all(table, wanted, where) -> np.ndarray:
+def _find_all(table, wanted, origin) -> np.ndarray:
     """Return the row of each id; refuse ids that a table lacks."""
     rows = table.ids.find(wanted)
     missing = [wanted[i] for i in np.flatnonzero(rows < 0)]
-    _refuse_missing(missing, f"--vectors={table.path}", where)
+    _refuse_missing(missing, f"--vectors={table.path}", origin)
     return rows
 
 
-def _refuse_missing(names, path, where) -> None:
+def _refuse_missing(names, path, origin) -> None:
     if names:
         raise Refused(
-            f"{path}: lacks {len(names):,} of the ids of {where}, such as "
+            f"{path}: lacks {len(names):,} of the ids of {origin}, such as "
             f"{', '.join(names[:3])}"
         )
 

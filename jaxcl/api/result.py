@@ -69,8 +69,8 @@ class Result:
         self.folder = os.fspath(folder)
         self._stored_sets = list(stored_sets)
         self._encoder: tuple[str, encoder.Encoder] | None = None
-        where = epath.Path(self.folder) / result_file.RESULTS
-        if not where.exists():
+        file = epath.Path(self.folder) / result_file.RESULTS
+        if not file.exists():
             raise Refused(f"{self.folder}: no run in it has finished a task")
 
     def __repr__(self) -> str:

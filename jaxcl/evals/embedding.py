@@ -311,9 +311,9 @@ def make_embedder(
         features = parts.embed(state, read(batch))
         return jax.lax.with_sharding_constraint(features, replicated)
 
-    def write_features(state, batch, features, begin):
+    def write_features(state, batch, features, start):
         batch = embed(state, batch)
-        return jax.lax.dynamic_update_slice_in_dim(features, batch, begin, axis=0)
+        return jax.lax.dynamic_update_slice_in_dim(features, batch, start, axis=0)
 
     program = jax.jit(write_features, donate_argnums=2, out_shardings=replicated)
 

@@ -97,7 +97,7 @@ def class_uniform(
     classes = jnp.where(padding, num_classes, labels[rows])
     by_class = rows[jnp.argsort(classes)]
     sizes = jnp.bincount(classes, length=num_classes + 1)[:num_classes]
-    begins = jnp.cumsum(sizes) - sizes
+    starts = jnp.cumsum(sizes) - sizes
     present = jnp.argsort(sizes == 0)  # a stable sort: the present classes come first
 
     def draw_below(key, most):
@@ -106,7 +106,7 @@ def class_uniform(
     def draw_batch(key):
         k_class, k_row = jax.random.split(key)
         chosen = present[draw_below(k_class, jnp.sum(sizes > 0))]
-        return by_class[begins[chosen] + draw_below(k_row, sizes[chosen])]
+        return by_class[starts[chosen] + draw_below(k_row, sizes[chosen])]
 
     return draw_batch
 

@@ -147,8 +147,8 @@ def _choose_rows(parts, subsets, max_rows, task, **folds) -> dict[str, np.ndarra
             continue
         if max_rows is not None:
             rows = rows[tsne.draw_rows(label[rows], max_rows, parts.seed)]
-        where = f"the {name!r} rows of task {task} of {parts.stream.dataset.name}"
-        _check_classes(label[rows], classes, where, **folds)
+        subset = f"the {name!r} rows of task {task} of {parts.stream.dataset.name}"
+        _check_classes(label[rows], classes, subset, **folds)
         chosen[name] = rows
     return chosen
 
@@ -161,7 +161,7 @@ def _check_labels(dataset, rows):
     embedding.refuse_unless(not unknown, "svm", need)
 
 
-def _check_classes(labels, classes, where, *, folds, inner_folds):
+def _check_classes(labels, classes, subset, *, folds, inner_folds):
     """Refuse a class that is missing from some fold, in training or in the test.
 
     At most ceil(n / folds) of a class's n rows are in one outer fold; the others must
@@ -172,6 +172,6 @@ def _check_classes(labels, classes, where, *, folds, inner_folds):
     for label in classes:
         count = int((labels == label).sum())
         need = f"with inner_folds={inner_folds!r} {least} rows of each class; "
-        need += f"of {where} only {count} are of class {label}"
+        need += f"of {subset} only {count} are of class {label}"
         advice = "choose fewer folds or inner_folds, more max_rows, or other subsets"
         embedding.refuse_unless(count >= least, f"svm.folds={folds!r}", need, advice)

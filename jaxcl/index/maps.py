@@ -382,7 +382,7 @@ _FORMS = (
 )
 
 
-def check_map(arrays: dict[str, Any], where: Any) -> Map:
+def check_map(arrays: dict[str, Any], origin: Any) -> Map:
     """Check the arrays of a map's file.
 
     Raises:
@@ -391,5 +391,5 @@ def check_map(arrays: dict[str, Any], where: Any) -> Map:
     if "rotation" in arrays:  # the name before November 2026
         arrays = {"matrix" if k == "rotation" else k: x for k, x in arrays.items()}
     if {*arrays} not in _FORMS:
-        raise Refused(f"{where}: holds {sorted(arrays)}, which is no map")
+        raise Refused(f"{origin}: holds {sorted(arrays)}, which is no map")
     return arrays

@@ -359,9 +359,9 @@ def replace(
     codes[rows] = versions.index(plain)
 
     def change(block, first):
-        begin, end = np.searchsorted(rows, (first, first + len(block)))
+        start, end = np.searchsorted(rows, (first, first + len(block)))
         changed = block.copy()
-        changed[rows[begin:end] - first] = drift.unit(fresh[begin:end])
+        changed[rows[start:end] - first] = drift.unit(fresh[start:end])
         return changed
 
     metadata = {"command": "refresh", "target": target, "replaced": len(rows)}

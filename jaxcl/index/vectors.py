@@ -50,17 +50,17 @@ def read_version(text: str) -> Version:
 class Ids:
     """The ids of all rows, from a column of text; None: the numbers of the rows."""
 
-    def __init__(self, column: pa.Array | None, count: int, where: str):
+    def __init__(self, column: pa.Array | None, count: int, origin: str):
         self.column, self.count = column, count
         if column is None:
             return
         if len(column) != count:
-            raise Refused(f"{where}: has {len(column)} ids for {count} vectors")
+            raise Refused(f"{origin}: has {len(column)} ids for {count} vectors")
         counts = compute.value_counts(column)
         repeated = counts.filter(compute.greater(counts.field("counts"), 1))
         if len(repeated):
             names = repeated.field("values")[:3].to_pylist()
-            raise Refused(f"{where}: ids occur twice, such as {', '.join(names)}")
+            raise Refused(f"{origin}: ids occur twice, such as {', '.join(names)}")
 
     def names(self, rows: Sequence[int] | np.ndarray) -> list[str]:
         """Return the ids of some rows."""
@@ -97,15 +97,15 @@ class Table(NamedTuple):
     def take(self, rows: np.ndarray) -> np.ndarray:
         """Read some rows, in their order, f32[n, width]."""
         rows = np.asarray(rows)
-        result, begin = np.empty((len(rows), self.width), np.float32), 0
+        result, start = np.empty((len(rows), self.width), np.float32), 0
         places = np.argsort(rows, kind="stable")
         if not len(rows):
             return result
         for block in self.read(0):
             wanted = rows[places]
-            first, last = np.searchsorted(wanted, (begin, begin + len(block)))
-            result[places[first:last]] = block[wanted[first:last] - begin]
-            begin += len(block)
+            first, last = np.searchsorted(wanted, (start, start + len(block)))
+            result[places[first:last]] = block[wanted[first:last] - start]
+            start += len(block)
             if last == len(rows):
                 break
         return result
@@ -126,15 +126,15 @@ def open_table(path: str, *, ids: str | None = None, field="--vectors") -> Table
     suffix = check_suffix(path, field)
     storage.check_ordinary(path)
     try:
-        shape, dtype, read, column, parts = _OPEN[suffix](path)
+        shape, dtype, read, column, columns = _OPEN[suffix](path)
     except (ValueError, KeyError, pa.ArrowException, UnicodeDecodeError) as error:
         if isinstance(error, Refused):
             raise
         raise Refused(f"{field}={path}: cannot be read: {error}") from error
     rows, width = shape
-    names = read_ids(ids) if ids is not None else parts.get("id")
+    names = read_ids(ids) if ids is not None else columns.get("id")
     table = Ids(names, rows, ids or f"{field}={path}")
-    versions, codes = _read_versions(path, rows, parts.get("version"))
+    versions, codes = _read_versions(path, rows, columns.get("version"))
     return Table(path, rows, width, dtype, table, versions, codes, read, column)
 
 
@@ -163,7 +163,7 @@ def read_ids(path: str) -> pa.Array:
     return table["id"].combine_chunks()
 
 
-def _raw_blocks(path, begin, shape, dtype) -> Callable[[int], Iterator[np.ndarray]]:
+def _raw_blocks(path, offset, shape, dtype) -> Callable[[int], Iterator[np.ndarray]]:
     """Return a reader of rows that lie one after another in a file.
 
     The file is read, not mapped, so that memory does not grow with the pages seen.
@@ -173,7 +173,7 @@ def _raw_blocks(path, begin, shape, dtype) -> Callable[[int], Iterator[np.ndarra
 
     def read(first):
         with open(path, "rb") as file:
-            file.seek(begin + first * width * dtype.itemsize)
+            file.seek(offset + first * width * dtype.itemsize)
             for start in range(first, rows, size):
                 count = min(size, rows - start) * width
                 values = np.fromfile(file, dtype, count)
@@ -198,11 +198,11 @@ def _open_npy(path):
         if version != (1, 0):
             header = np.lib.format.read_array_header_2_0
         shape, by_column, dtype = header(file)
-        begin = file.tell()
+        offset = file.tell()
     _check_shape(shape, dtype, path, "its array")
     if by_column:
         raise Refused(f"{path}: its columns lie together; save np.ascontiguousarray(x)")
-    return shape, dtype, _raw_blocks(path, begin, shape, dtype), "", {}
+    return shape, dtype, _raw_blocks(path, offset, shape, dtype), "", {}
 
 
 def _open_safetensors(path):
@@ -225,16 +225,16 @@ def _open_safetensors(path):
             "one that is named vectors"
         )
     ((name, entry),) = wide.items()
-    dtype, begin = np.dtype(_FLOATS[entry["dtype"]]), 8 + size
+    dtype, offset = np.dtype(_FLOATS[entry["dtype"]]), 8 + size
     _check_shape(entry["shape"], dtype, path, name)
-    parts = {}
+    columns = {}
     if "version" in header:
-        place = begin + header["version"]["data_offsets"][0]
+        place = offset + header["version"]["data_offsets"][0]
         count = header["version"]["shape"][0]
-        parts["version"] = np.fromfile(path, np.uint16, count, offset=place)
-    begin += entry["data_offsets"][0]
-    read = _raw_blocks(path, begin, entry["shape"], dtype)
-    return tuple(entry["shape"]), dtype, read, "", parts
+        columns["version"] = np.fromfile(path, np.uint16, count, offset=place)
+    offset += entry["data_offsets"][0]
+    read = _raw_blocks(path, offset, entry["shape"], dtype)
+    return tuple(entry["shape"]), dtype, read, "", columns
 
 
 def _open_parquet(path):
@@ -261,26 +261,26 @@ def _open_parquet(path):
     width = len(first.column(0)[0])
     size = max(BLOCK // max(width * dtype.itemsize, 1), 1)
 
-    def read(begin):
+    def read(start):
         groups, passed = [], 0
         for number in range(file.metadata.num_row_groups):
             rows = file.metadata.row_group(number).num_rows
-            if passed + rows <= begin and not groups:
+            if passed + rows <= start and not groups:
                 passed += rows
             else:
                 groups.append(number)
         for batch in file.iter_batches(size, row_groups=groups, columns=[column]):
             values = batch.column(0)
-            skipped = min(max(begin - passed, 0), len(values))
+            skipped = min(max(start - passed, 0), len(values))
             passed += len(values)
             if skipped < len(values):
                 yield _to_rows(values[skipped:], width, path)
 
-    parts = {}
+    columns = {}
     for name in {"id", "version"} & {*schema.names}:
         values = file.read(columns=[name]).column(0).combine_chunks()
-        parts[name] = values.cast(pa.string())
-    return (file.metadata.num_rows, width), dtype, read, column, parts
+        columns[name] = values.cast(pa.string())
+    return (file.metadata.num_rows, width), dtype, read, column, columns
 
 
 def _to_rows(values, width, path):
@@ -450,7 +450,7 @@ def _write_parquet(draft, target, table, names, codes) -> None:
     size = max(BLOCK // draft.bytes, 1)
     blocks = _raw_blocks(draft.path, 0, draft.shape, draft.dtype)(0)
     source = _other_columns(table, size)
-    begin, writer = 0, None
+    start, writer = 0, None
     labels = pa.array(names, pa.string())
     for block in blocks:
         columns = next(source)
@@ -458,12 +458,12 @@ def _write_parquet(draft, target, table, names, codes) -> None:
         columns[table.column or "vector"] = pa.FixedSizeListArray.from_arrays(
             flat, width
         )
-        number = pa.array(codes[begin : begin + len(block)].astype(np.int32))
+        number = pa.array(codes[start : start + len(block)].astype(np.int32))
         columns["version"] = pa.DictionaryArray.from_arrays(number, labels)
         batch = pa.table(columns)
         writer = writer or pq.ParquetWriter(target, batch.schema)
         writer.write_table(batch)
-        begin += len(block)
+        start += len(block)
     writer.close()
 
 

@@ -66,9 +66,9 @@ def match_gradients(
         inner = gram.at[rows[:, None], rows].get(mode="fill", fill_value=0)
         # Rows that only fill the shape have the target 0 and so the weight 0.
         inner += jnp.diag(jnp.where(exists, ridge, 1).astype(gram.dtype))
-        aim = target.at[rows].get(mode="fill", fill_value=0)
+        row_target = target.at[rows].get(mode="fill", fill_value=0)
         start = x.at[rows].get(mode="fill", fill_value=0)
-        weights, _ = quadratic.active_set(inner, -aim, start, exists, tol=least)
+        weights, _ = quadratic.active_set(inner, -row_target, start, exists, tol=least)
         return jnp.zeros_like(x).at[rows].set(weights, mode="drop"), rounds + 1
 
     def goes_on(carry):

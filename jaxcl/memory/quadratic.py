@@ -35,8 +35,8 @@ def find_minimum(matrix: jax.Array, linear: jax.Array) -> jax.Array:
 
     def closer(_, carry):
         u, free = carry
-        aim = linear / size - ridge * u
-        return active_set(stiff, aim, u, free, tol=10 * info.eps)
+        target = linear / size - ridge * u
+        return active_set(stiff, target, u, free, tol=10 * info.eps)
 
     start = jnp.zeros_like(linear), jnp.zeros(count, bool)
     u, _ = jax.lax.fori_loop(0, _ROUNDS, closer, start)

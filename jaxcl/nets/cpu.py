@@ -73,13 +73,13 @@ def _with_sliced_gradient(convolve, slices):
     def backward(inputs, gradient):
         x, kernel = inputs
         to_x = jax.linear_transpose(lambda x: convolve(x, kernel), x)
-        parts = []
+        grads = []
         for rows in slices:
             to_kernel = jax.linear_transpose(
                 lambda k, x=x[rows]: convolve(x, k), kernel
             )
-            parts += [part.astype(jnp.float32) for part in to_kernel(gradient[rows])]
-        return *to_x(gradient), sum(parts).astype(kernel.dtype)
+            grads += [part.astype(jnp.float32) for part in to_kernel(gradient[rows])]
+        return *to_x(gradient), sum(grads).astype(kernel.dtype)
 
     convolved = jax.custom_vjp(convolve)
     convolved.defvjp(lambda x, kernel: (convolve(x, kernel), (x, kernel)), backward)

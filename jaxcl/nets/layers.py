@@ -119,8 +119,8 @@ def add_branch(
     """
     branch = branch.astype(jnp.float32)
     if block.layer_scale is not None:
-        begin = nn.initializers.constant(block.layer_scale)
-        branch *= block.param(scale, begin, (x.shape[-1],), jnp.float32)
+        init = nn.initializers.constant(block.layer_scale)
+        branch *= block.param(scale, init, (x.shape[-1],), jnp.float32)
     if key is not None and block.drop:
         keep = 1.0 - block.drop
         rows = (x.shape[0], *(1,) * (x.ndim - 1))
@@ -148,11 +148,11 @@ class Patches(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Project each window, [B, H, W, C] -> [B, H // side, W // side, width]."""
-        side, channels, begin = self.side, x.shape[-1], SMALL_WEIGHTS
+        side, channels, init = self.side, x.shape[-1], SMALL_WEIGHTS
         if self.frozen:
-            begin = torch_uniform((side * side * channels + self.width) / 6)
+            init = torch_uniform((side * side * channels + self.width) / 6)
         shape, zeros = (side, side, channels, self.width), nn.initializers.zeros
-        kernel = self.param("kernel", begin, shape, jnp.float32)
+        kernel = self.param("kernel", init, shape, jnp.float32)
         bias = self.param("bias", zeros, (self.width,), jnp.float32)
         if self.frozen:
             kernel, bias = lax.stop_gradient((kernel, bias))

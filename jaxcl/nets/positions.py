@@ -49,8 +49,8 @@ def sin_cos_table(grid: tuple[int, int], width: int) -> np.ndarray:
         for x in (np.arange(n)[:, None] * rates for n in grid)
     )
     shape = (*grid, 2 * count)
-    parts = np.broadcast_to(column[None], shape), np.broadcast_to(row[:, None], shape)
-    return np.concatenate(parts, axis=-1).astype(np.float32)
+    halves = np.broadcast_to(column[None], shape), np.broadcast_to(row[:, None], shape)
+    return np.concatenate(halves, axis=-1).astype(np.float32)
 
 
 def rotary_angles(grid: tuple[int, int], size: int) -> np.ndarray:

@@ -203,10 +203,10 @@ class ViT(nn.Module):
     dtype: Any = jnp.float32
 
     def __post_init__(self):
-        parts = self.heads if self.positions == "learned" else 4 * self.heads
-        if self.width % parts:
+        divisor = self.heads if self.positions == "learned" else 4 * self.heads
+        if self.width % divisor:
             raise Refused(
-                f"config.encoder.width={self.width}: must be a multiple of {parts}, "
+                f"config.encoder.width={self.width}: must be a multiple of {divisor}, "
                 f"for heads={self.heads} and positions={self.positions!r}"
             )
         if self.positions == "learned" and self.image_size % self.patch:
@@ -324,9 +324,9 @@ class ViT(nn.Module):
 
     def _pool_tokens(self, x, skip):
         """Pool tokens f32[B, T, D] into features f32[B, num_features]."""
-        parts = {"class": x[:, 0], "mean": jnp.mean(x[:, skip:], axis=1)}
+        pooled = {"class": x[:, 0], "mean": jnp.mean(x[:, skip:], axis=1)}
         wanted = ("class", "mean") if self.features == "both" else (self.features,)
-        return jnp.concatenate([parts[name] for name in wanted], axis=-1)
+        return jnp.concatenate([pooled[name] for name in wanted], axis=-1)
 
 
 @schema.checked("config.encoder")

@@ -108,7 +108,7 @@ def read_tensors(data: bytes, path: os.PathLike) -> dict[str, np.ndarray]:
 
 
 def fill_trees(
-    module: Any, inputs: Any, leaves: dict[str, Any], where: Any
+    module: Any, inputs: Any, leaves: dict[str, Any], origin: Any
 ) -> tuple[core.PyTree, core.PyTree]:
     """Fill the parameters and statistics of a network with leaves.
 
@@ -116,7 +116,7 @@ def fill_trees(
       module: flax module.
       inputs: example inputs of the module; their values do not matter.
       leaves: name -> array, see `read_leaves`.
-      where: origin of the leaves, for messages.
+      origin: source of the leaves, for messages.
 
     Raises:
       Refused: the leaves do not fit the network; it names the first difference.
@@ -127,7 +127,7 @@ def fill_trees(
     wanted = {"/".join(entry.key for entry in path): leaf for path, leaf in by_path}
     for name, shape, expected in shape_mismatches(leaves, wanted):
         raise Refused(
-            f"{where}: {name} is {shape}, in the network of {CARD} it is {expected}"
+            f"{origin}: {name} is {shape}, in the network of {CARD} it is {expected}"
         )
     filled = jax.tree.unflatten(tree, [jnp.asarray(leaves[name]) for name in wanted])
     return filled["params"], filled["stats"]

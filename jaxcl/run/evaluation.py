@@ -78,9 +78,9 @@ def read_entry(key: str, section: Mapping) -> EvaluatorEntry:
       Refused: a name, a key or a type is wrong; the message names the field.
     """
     field, section = f"config.evaluators.{key}", dict(section)
-    where = f"{field}.name" if "name" in section else "config.evaluators"
+    path = f"{field}.name" if "name" in section else "config.evaluators"
     name = section.pop("name", key)
-    module = lookup.find_module("jaxcl.evals", name, where)
+    module = lookup.find_module("jaxcl.evals", name, path)
     last_only, skip = section.pop("last_only", None), section.pop("skip", False)
     schema.check_value(last_only, bool | None, f"{field}.last_only")
     schema.check_value(skip, bool, f"{field}.skip")

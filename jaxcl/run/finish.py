@@ -195,19 +195,19 @@ def closing(
       work: the run that `run_job` carried out.
       workdir: the run directory.
     """
-    where, several = epath.Path(workdir), isinstance(work, seeds.SeedRuns)
-    lines = [f"Results   {where / ('seed_N' if several else result_file.RESULTS)}"]
-    pictures = where / "plots"
+    folder, several = epath.Path(workdir), isinstance(work, seeds.SeedRuns)
+    lines = [f"Results   {folder / ('seed_N' if several else result_file.RESULTS)}"]
+    pictures = folder / "plots"
     if pictures.exists():
         summary = (pictures / "summary.png").exists()
         lines.append(f"Pictures  {pictures}{' (summary.png first)' if summary else ''}")
-    lines.append(f"Next      jaxcl report {where} --out={where / 'report.html'}")
+    lines.append(f"Next      jaxcl report {folder} --out={folder / 'report.html'}")
     if isinstance(work, job.Job):
-        following = f"update --run={where} --data=NEW_IMAGES"
+        following = f"update --run={folder} --data=NEW_IMAGES"
         method = work.method
         if method.supervised or method.labelled or method.replays:
-            following = f"compare OTHER_RUN {where}"
-        lines.append(f"{'':10}jaxcl export --run={where} --out=encoder")
+            following = f"compare OTHER_RUN {folder}"
+        lines.append(f"{'':10}jaxcl export --run={folder} --out=encoder")
         lines.append(f"{'':10}jaxcl {following}")
     return "\n".join(lines)
 

@@ -382,8 +382,8 @@ def _take_batch(job: Job, resident: dict, batches: dict, i) -> dict:
         batch = _read_rows(split, batch, job.stream.dataset.train.images.shape[1:])
         # Images end in three axes; before them come batches, if several, and examples.
         axis = batch["image"].ndim - 4
-        where = sharding.split_sharding(job.mesh, axis=axis)
-        batch = jax.lax.with_sharding_constraint(batch, where)
+        placement = sharding.split_sharding(job.mesh, axis=axis)
+        batch = jax.lax.with_sharding_constraint(batch, placement)
     return batch | constants
 
 

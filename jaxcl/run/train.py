@@ -262,9 +262,9 @@ class _TrainingRun:
         """Run and log every evaluator; None in place of results: the run is to stop."""
         with self.clock.count("evaluation"):
             state = self.job.method.eval_state(self.state)
-            judges, recorder = self.job.evaluation.evaluators, self.recorder
+            evaluators, recorder = self.job.evaluation.evaluators, self.recorder
             result = evaluation.run_evaluators(
-                judges, state, task, recorder, stop=self._is_asked
+                evaluators, state, task, recorder, stop=self._is_asked
             )
             return result, state
 

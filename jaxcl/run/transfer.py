@@ -58,7 +58,7 @@ def config_of(run: str, *, field: str = "config.checkpoint") -> dict:
     Raises:
       Refused: there is no config, or it cannot be read.
     """
-    where = f"{field}={run!r}"
+    origin = f"{field}={run!r}"
     if encoder_folder.exists_at(run):
         return encoder_folder.as_config(run)
     try:
@@ -68,11 +68,11 @@ def config_of(run: str, *, field: str = "config.checkpoint") -> dict:
         problem = "no such folder"
         if storage.exists(run):
             problem = "it has no config.json that can be read; must be a run folder"
-        raise Refused(f"{where}: {problem}") from error
+        raise Refused(f"{origin}: {problem}") from error
     except storage.NotJson as error:
-        raise Refused(f"{where}: {error}") from error
+        raise Refused(f"{origin}: {error}") from error
     if missing:
-        raise Refused(f"{where}: its config.json lacks {sorted(missing)}")
+        raise Refused(f"{origin}: its config.json lacks {sorted(missing)}")
     return config
 
 
@@ -163,7 +163,7 @@ def find_checkpoints(run: str, *, field: str = "config.checkpoint") -> Checkpoin
     return CheckpointPlace(checkpoints, tuple(numbers))
 
 
-def input_width(where: CheckpointPlace) -> int | None:
+def input_width(place: CheckpointPlace) -> int | None:
     """Count the channels of the images, or features of the nodes, of the encoder.
 
     All checkpoints of a run agree, so the newest readable one is used.
@@ -179,7 +179,7 @@ def input_width(where: CheckpointPlace) -> int | None:
         return _encoder_of(checkpoint.read_info(path).tree["params"], path)
 
     try:
-        _, params = checkpoint.newest(where.folder, where.numbers, read)
+        _, params = checkpoint.newest(place.folder, place.numbers, read)
     except checkpoint.CheckpointError as error:
         raise Refused(str(error)) from error
     for first in ("conv1", "patch", "stem"):  # of our encoders
@@ -197,9 +197,9 @@ def _encoder_of(params, path):
     return params["encoder"]
 
 
-def cursor(where: CheckpointPlace, number: int) -> dict:
+def cursor(place: CheckpointPlace, number: int) -> dict:
     """Read the values that a run saved with a checkpoint: "phase", "results" so far."""
-    return checkpoint.read_info(where.folder / str(number)).cursor
+    return checkpoint.read_info(place.folder / str(number)).cursor
 
 
 def restore(
@@ -239,10 +239,10 @@ def restore(
         loaded["step"] = jnp.zeros((), jnp.int32)
         source = {"path": run, "number": 0, "step": 0, "checksum": card["files"]}
     else:
-        where = find_checkpoints(run, field=field)
+        place = find_checkpoints(run, field=field)
         load = functools.partial(_load_leaves, _list_leaves(encoder, inputs, mesh))
         try:
-            number, loaded = checkpoint.newest(where.folder, where.numbers, load)
+            number, loaded = checkpoint.newest(place.folder, place.numbers, load)
         except checkpoint.CheckpointError as error:
             raise Refused(f"{field}={run!r}: {error}") from error
         source = {"path": run, "number": number, "step": int(loaded["step"])}

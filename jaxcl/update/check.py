@@ -193,8 +193,8 @@ def _describe_weights(current) -> dict:
     if "files" in config:
         return config["files"]
     try:
-        where = transfer.find_checkpoints(current)
-        return {"path": str(where.folder), "numbers": list(where.numbers)}
+        place = transfer.find_checkpoints(current)
+        return {"path": str(place.folder), "numbers": list(place.numbers)}
     except Refused:
         return {"path": str(current)}
 

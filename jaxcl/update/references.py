@@ -231,13 +231,13 @@ def plan_comparison(
     reference = None if path is None else read_reference(path)
     rows, places = np.arange(len(images.marks)), None
     if reference is None:
-        where = named or parent
+        reference_run = named or parent
         if not named and updates.list_updates(run) and parent != str(run) and not past:
             remarks.append(
                 f"This chain has no reference yet: it is the parent, {parent}."
             )
     else:
-        where = reference.run
+        reference_run = reference.run
         reference, rows, places, changes = _match_reference(reference, images)
         remarks += changes
     choosing = np.zeros(len(images.marks), bool)
@@ -269,7 +269,7 @@ def plan_comparison(
         number,
         images,
         reference,
-        where,
+        reference_run,
         rows,
         places,
         choosing,

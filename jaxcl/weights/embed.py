@@ -89,11 +89,11 @@ def write_features(
         return metadata
     splits, width = stream.splits_of(dataset), metadata["card"]["num_features"]
     draft, sizes = f"{out}.part", [stream.count_rows(x) for x in splits.values()]
-    begin = _begin_draft(draft, metadata)
+    offset = _begin_draft(draft, metadata)
     with open(draft, "r+b") as file:
-        written = (file.seek(0, os.SEEK_END) - begin) // (4 * width)
+        written = (file.seek(0, os.SEEK_END) - offset) // (4 * width)
         rows_done = _count_whole_batches(written, sizes, batch_size)
-        file.truncate(file.seek(begin + 4 * width * rows_done))
+        file.truncate(file.seek(offset + 4 * width * rows_done))
         with progress_bar.count_images(sum(sizes), rows_done) as bar:
             for rows in _embed_rows(work, splits.values(), rows_done, batch_size):
                 file.write(rows.astype("<f4").tobytes())
@@ -101,9 +101,9 @@ def write_features(
                 bar.update(len(rows))
                 if stop():
                     raise train.Interrupted(f"stopped; the rows so far are in {draft}")
-    vectors = np.memmap(draft, "<f4", "r", offset=begin, shape=(sum(sizes), width))
-    arrays, pieces = {}, np.split(vectors, np.cumsum(sizes)[:-1])
-    for (name, x), rows in zip(splits.items(), pieces, strict=True):
+    vectors = np.memmap(draft, "<f4", "r", offset=offset, shape=(sum(sizes), width))
+    arrays, by_split = {}, np.split(vectors, np.cumsum(sizes)[:-1])
+    for (name, x), rows in zip(splits.items(), by_split, strict=True):
         values = {"x": rows, "y": x.label, "domain": x.domain}
         arrays |= {f"{name}_{key}": value for key, value in values.items()}
     features.write(out, arrays, metadata)

@@ -65,15 +65,15 @@ def export(
     section = _describe_architecture(config)
     if torch:
         pytorch.check_supported(section)
-    where = transfer.find_checkpoints(run, field="--run")
-    width = transfer.input_width(where) or len(config["augment"]["mean"])
+    place = transfer.find_checkpoints(run, field="--run")
+    width = transfer.input_width(place) or len(config["augment"]["mean"])
     inputs = _describe_inputs(config, width)
     module, blank = encoder.make_module(section), encoder.blank_inputs(inputs)
     module = sections.wrap_tuned(module, config.get("tuning"))
     state, source = transfer.restore(
         run, module, blank, sharding.mesh(1), field="--run"
     )
-    cursor = transfer.cursor(where, source["number"])
+    cursor = transfer.cursor(place, source["number"])
     if cursor["results"].get("embeds") == "fit":
         raise Refused(
             f"--run={run!r}: config.method.name={config['method']['name']!r} fits a "

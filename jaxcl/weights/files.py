@@ -47,12 +47,12 @@ def read_tensors(path: epath.PathLike) -> tuple[dict[str, np.ndarray], dict[str,
         inside = f"; in it there is {', '.join(inner[:5])}" if inner else ""
         raise Refused(f"{path}: it is a folder; must be a file of weights{inside}")
     files = {path.name: path.read_bytes()}
-    parts = [path.name]
+    names = [path.name]
     if path.name.endswith(_INDEX):
-        parts = _index_parts(path, files[path.name])
-        files |= {name: (path.parent / name).read_bytes() for name in parts}
+        names = _index_parts(path, files[path.name])
+        files |= {name: (path.parent / name).read_bytes() for name in names}
     tensors: dict[str, np.ndarray] = {}
-    for name in parts:
+    for name in names:
         data = files[name]
         # The length that a safetensors file begins with may look like a pickle.
         by_torch = data[:2] in (b"PK", b"\x80\x02") and data[8:9] != b"{"

@@ -39,8 +39,8 @@ def _load_schemes() -> dict[str, Scheme]:
             base = rows[row["like"]]
             inner = {key: base[key] | row.get(key, {}) for key in ("network", "block")}
             row = rows[name] = base | row | inner
-        begin = _BLOCKS[row["kind"]]
-        block = {f"{begin}{x}": row["begin"] + y for x, y in row["block"].items()}
+        prefix = _BLOCKS[row["kind"]]
+        block = {f"{prefix}{x}": row["begin"] + y for x, y in row["block"].items()}
         names = row["network"] | block
         schemes[name] = Scheme(row["kind"], names, tuple(row["dropped"]))
     return schemes

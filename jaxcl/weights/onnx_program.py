@@ -110,8 +110,8 @@ def _broadcast(graph, inputs, eqn) -> Any:
     for place, size in zip(places, before, strict=True):
         sizes[place] = size
     if len(before) < len(shape):
-        fixed = all(isinstance(x, int) for x in sizes)
-        if isinstance(value, np.ndarray) and fixed:
+        static = all(isinstance(x, int) for x in sizes)
+        if isinstance(value, np.ndarray) and static:
             value = np.reshape(value, sizes)
         else:
             value = graph.reshape(value, sizes)
@@ -121,9 +121,11 @@ def _broadcast(graph, inputs, eqn) -> Any:
     for place, size in enumerate(shape):
         if not isinstance(size, int) and sizes[place] == 1:
             count = graph.add("Shape", "images", start=0, end=1)
-            parts = (np.array(target[:place], np.int64), count)
+            operands = (np.array(target[:place], np.int64), count)
             rest = np.array(target[place + 1 :], np.int64)
-            return graph.add("Expand", value, graph.add("Concat", *parts, rest, axis=0))
+            return graph.add(
+                "Expand", value, graph.add("Concat", *operands, rest, axis=0)
+            )
     return graph.add("Expand", value, np.array(target, np.int64))
 
 

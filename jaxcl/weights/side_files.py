@@ -73,8 +73,8 @@ def read_folder(folder: epath.Path, scheme: str) -> SideFacts:
             timm = config
         images = _transformers_images(processor) if timm is None else _timm_images(timm)
     except (KeyError, TypeError, AttributeError) as error:
-        where = f"{CONFIG} or {PREPROCESSOR}"
-        raise Refused(f"{folder}/{where}: it cannot be read: {error!r}") from error
+        names = f"{CONFIG} or {PREPROCESSOR}"
+        raise Refused(f"{folder}/{names}: it cannot be read: {error!r}") from error
     return SideFacts(network, images, str((timm or {}).get("license") or ""))
 
 

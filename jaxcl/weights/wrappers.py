@@ -79,8 +79,8 @@ def _drop_chunks(names) -> dict[str, str]:
     for match in matches.values():
         places.setdefault(match[1], set()).add((int(match[2]), int(match[3])))
     numbers = {
-        (begin, *pair): block
-        for begin, pairs in places.items()
+        (prefix, *pair): block
+        for prefix, pairs in places.items()
         for pair, block in _number_blocks(pairs).items()
     }
     return {
@@ -110,18 +110,18 @@ def _name_numbers(tensors) -> dict[str, str]:
         if match := _STAGE.fullmatch(name):
             stages.setdefault(match[1], []).append(int(match[2]))
     names = {}
-    for begin, numbers in stages.items():
+    for prefix, numbers in stages.items():
         if sorted(numbers) != [*range(min(numbers), min(numbers) + 4)]:
             continue
-        layers = _map_numbers(tensors, begin, min(numbers))
+        layers = _map_numbers(tensors, prefix, min(numbers))
         for name in tensors:
-            number, _, rest = name.removeprefix(begin).partition(".")
-            if name.startswith(begin) and number.isdecimal() and int(number) in layers:
-                names[name] = f"{begin}{layers[int(number)]}.{rest}"
+            number, _, rest = name.removeprefix(prefix).partition(".")
+            if name.startswith(prefix) and number.isdecimal() and int(number) in layers:
+                names[name] = f"{prefix}{layers[int(number)]}.{rest}"
     return names
 
 
-def _map_numbers(tensors, begin, first) -> dict[int, str]:
+def _map_numbers(tensors, prefix, first) -> dict[int, str]:
     """Map numbers in the `nn.Sequential` to torchvision's names.
 
     Between batch norm and first stage there is a ReLU, and after 7 x 7 a max pool.
@@ -129,11 +129,11 @@ def _map_numbers(tensors, begin, first) -> dict[int, str]:
     stem = [
         n
         for side, n in {7: first - 4, 3: first - 3}.items()
-        if getattr(tensors.get(f"{begin}{n}.weight"), "shape", ())[2:] == (side, side)
+        if getattr(tensors.get(f"{prefix}{n}.weight"), "shape", ())[2:] == (side, side)
     ]
     if len(stem) != 1:
         raise RefusedTensors(
-            f"the first convolution before {begin}{first} is not supported: must be "
+            f"the first convolution before {prefix}{first} is not supported: must be "
             "7 x 7 with a max pool, or 3 x 3 without"
         )
     layers = {stem[0]: "conv1", stem[0] + 1: "bn1", first + 5: "fc"}

@@ -116,9 +116,9 @@ def _change_graphs(key, graphs, *, kinds, choice, share, keep, growing, mean, st
 
 def keep_nodes(graphs: graph_arrays.Graphs, stays: jax.Array) -> graph_arrays.Graphs:
     """Mask the nodes that are False in `stays` bool[n], and their edges."""
-    ends = stays[graphs.senders] & stays[graphs.receivers]
+    edge_stays = stays[graphs.senders] & stays[graphs.receivers]
     return graphs._replace(
-        node_mask=graphs.node_mask & stays, edge_mask=graphs.edge_mask & ends
+        node_mask=graphs.node_mask & stays, edge_mask=graphs.edge_mask & edge_stays
     )
 
 

@@ -80,9 +80,9 @@ def list_files(
       OSError: a folder cannot be read.
     """
     paths = []
-    for where, names in (_in_bucket if storage.in_bucket(path) else _on_disk)(path):
+    for folder, names in (_in_bucket if storage.in_bucket(path) else _on_disk)(path):
         for name in names:
-            file = os.path.join(where, name)
+            file = os.path.join(folder, name)
             if _is_apart(name):
                 continue
             if wanted(file):
@@ -122,9 +122,9 @@ def _in_bucket(path) -> Iterator[tuple[str, list[str]]]:
     """Yield each folder of a bucket, and the names of its files."""
     scheme = os.fspath(path).partition("://")[0]
     start = len(os.fspath(path).rstrip("/")) + 1
-    for where, _, names in epath.Path(path).walk():
+    for parent, _, names in epath.Path(path).walk():
         # Some backends give folders with the scheme and some without.
-        folder = f"{scheme}://{os.fspath(where).removeprefix(scheme + '://')}"
+        folder = f"{scheme}://{os.fspath(parent).removeprefix(scheme + '://')}"
         if not any(_is_apart(part) for part in folder[start:].split("/") if part):
             yield folder, names
 

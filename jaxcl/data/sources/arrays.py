@@ -33,11 +33,13 @@ def npz(*, path: str) -> stream.Dataset:
     data = array_files.read_npz(path, (*split_keys, *keys))
     by_split = {}
     if "train_x" in data:
-        begins = [begin for begin in _PARTS if f"{begin}_x" in data]
-        for begin in begins:
-            values = [data.get(f"{begin}_{key}") for key in ("x", "y", "domain")]
-            by_split[_PARTS[begin]] = examples(f"{path}: {begin}", *values)
-        _check_domains(path, {begin: data.get(f"{begin}_domain") for begin in begins})
+        prefixes = [prefix for prefix in _PARTS if f"{prefix}_x" in data]
+        for prefix in prefixes:
+            values = [data.get(f"{prefix}_{key}") for key in ("x", "y", "domain")]
+            by_split[_PARTS[prefix]] = examples(f"{path}: {prefix}", *values)
+        _check_domains(
+            path, {prefix: data.get(f"{prefix}_domain") for prefix in prefixes}
+        )
     elif "x" in data:
         values = [data.get(key) for key in ("x", "y", "domain")]
         all_rows = examples(path, *values)
@@ -94,12 +96,14 @@ def arrays(*, path: str, resident: bool | None = None) -> stream.Dataset:
     meta = _read_meta(path)
     entries = meta["splits"]
     _check_domains(path, {split: x.get("domain") for split, x in entries.items()})
-    parts = {split: _array_split(path, x, resident) for split, x in entries.items()}
+    by_split = {split: _array_split(path, x, resident) for split, x in entries.items()}
     name = meta.get("name", os.path.basename(os.path.normpath(path)))
     domain_names = meta.get("domain_names")
-    if not domain_names and len(number_names(parts, "domain")) == 1:
+    if not domain_names and len(number_names(by_split, "domain")) == 1:
         domain_names = ("all",)
-    data = dataset(name, parts, meta.get("class_names") or None, domain_names or None)
+    data = dataset(
+        name, by_split, meta.get("class_names") or None, domain_names or None
+    )
     return data._replace(decoder=meta.get("decoder", ""))
 
 
@@ -109,17 +113,17 @@ def number_names(by_split, field) -> tuple[str, ...]:
     return tuple(map(str, range(count)))
 
 
-def _check_domains(where, domains) -> None:
+def _check_domains(origin, domains) -> None:
     """Refuse a set in which only some splits have domains.
 
     Args:
-      where: origin of the arrays, for messages.
+      origin: source of the arrays, for messages.
       domains: array of domains of each split, or None.
     """
     without = [split for split, domain in domains.items() if domain is None]
     if 0 < len(without) < len(domains):
         raise Refused(
-            f"{where}: {' and '.join(without)} has no domain, but another split has; "
+            f"{origin}: {' and '.join(without)} has no domain, but another split has; "
             "must be given for every split, or for none"
         )
 
@@ -184,7 +188,7 @@ def _array_split(path, entries, resident) -> stream.Examples:
 
 
 def examples(
-    where: str,
+    origin: str,
     images: np.ndarray,
     label: np.ndarray | None,
     domain: np.ndarray | None,
@@ -192,7 +196,7 @@ def examples(
     """Make examples from arrays of any integer type; a grey image may have two axes.
 
     Args:
-      where: origin of the arrays, for messages.
+      origin: source of the arrays, for messages.
       images: u8[N, H, W] or u8[N, H, W, C].
       label: i[N], -1 where unknown; None: unknown.
       domain: i[N]; None: one domain.
@@ -203,24 +207,24 @@ def examples(
     """
     if images.dtype != np.uint8 or images.ndim not in (3, 4):
         raise Refused(
-            f"{where}: images are {images.dtype}{list(images.shape)}, expected "
+            f"{origin}: images are {images.dtype}{list(images.shape)}, expected "
             "uint8[N, H, W] or [N, H, W, C]"
         )
     if images.ndim == 3 and images.shape[2] in (1, 3, 4) and min(images.shape[:2]) > 4:
         raise Refused(
-            f"{where}: images are uint8{list(images.shape)}: one image, or grey ones "
+            f"{origin}: images are uint8{list(images.shape)}: one image, or grey ones "
             f"{images.shape[2]} pixels wide? Expected uint8[N, H, W, C]"
         )
     if images.ndim == 3:
         images = images[..., None]
-    return with_numbers(where, images, label, domain)
+    return with_numbers(origin, images, label, domain)
 
 
-def with_numbers(where, images, label, domain, least: int = 0) -> stream.Examples:
+def with_numbers(origin, images, label, domain, least: int = 0) -> stream.Examples:
     """Make examples of checked images, labels and domains.
 
     Args:
-      where, images, label, domain: arguments of `examples`.
+      origin, images, label, domain: arguments of `examples`.
       least: lowest domain that is allowed.
     """
     label = np.full(len(images), -1) if label is None else label
@@ -228,11 +232,11 @@ def with_numbers(where, images, label, domain, least: int = 0) -> stream.Example
     for field, values in (("labels", label), ("domains", domain)):
         if values.shape != images.shape[:1]:
             raise Refused(
-                f"{where}: {field} have shape {list(values.shape)} for "
+                f"{origin}: {field} have shape {list(values.shape)} for "
                 f"{len(images)} images"
             )
     return stream.Examples(
-        stream.as_numbers(where, "labels", label, -1),
-        stream.as_numbers(where, "domains", domain, least),
+        stream.as_numbers(origin, "labels", label, -1),
+        stream.as_numbers(origin, "domains", domain, least),
         images,
     )

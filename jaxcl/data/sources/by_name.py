@@ -200,7 +200,7 @@ def _join_splits(datasets, split, class_names) -> stream.Examples | None:
     images = [part.images for *_, part in present]
     inside = all(x is not None for x in images)
     inside = inside and len({x.shape[1:] for x in images}) == 1
-    label, domain, parts = [], [], []
+    label, domain, split_readers = [], [], []
     for number, data, part in present:
         renumbered = [class_names.index(name) for name in data.class_names]
         label.append(np.array([*renumbered, -1], np.int32)[part.label])
@@ -210,15 +210,15 @@ def _join_splits(datasets, split, class_names) -> stream.Examples | None:
             reader = readers.in_memory(part.images, data.name)
         elif isinstance(reader, readers.SplitRows):
             reader = reader.uncached()  # the joined set has a cache, if it fits
-        parts.append(reader)
+        split_readers.append(reader)
     channels = {part.channels for *_, part in present} - {None}
     if len(channels) > 1:
         raise Refused(
             f"sets: images of {' and of '.join(map(str, sorted(channels)))} channels; "
             "must be of one number, see `channels` of their sources"
         )
-    starts = np.cumsum([0, *map(len, parts[:-1])])
-    rows = _JoinedRows(tuple(parts), starts)
+    starts = np.cumsum([0, *map(len, split_readers[:-1])])
+    rows = _JoinedRows(tuple(split_readers), starts)
     examples = shared.read_by_row(rows, np.concatenate(label), np.concatenate(domain))
     return examples._replace(images=np.concatenate(images)) if inside else examples
 

@@ -31,24 +31,24 @@ def features(*, path: str) -> stream.Dataset:
     path: the file, .npz or .safetensors; see `sources.features` for what it holds.
     """
     columns, metadata = read(path)
-    parts = {}
+    by_split = {}
     for split in stream.SPLITS:
         if f"{split}_x" in columns:
             values = [columns.get(f"{split}_{key}") for key in ("x", "y", "domain")]
-            parts[split] = _examples(f"{path}: {split}", *values)
-    if "train" not in parts:
+            by_split[split] = _examples(f"{path}: {split}", *values)
+    if "train" not in by_split:
         raise Refused(f"{path}: has no train_x, but {sorted(columns)[:10]}")
     name = os.path.splitext(os.path.basename(path))[0]
     names = [metadata.get(key) or None for key in ("class_names", "domain_names")]
-    return arrays.dataset(name, parts, *names)
+    return arrays.dataset(name, by_split, *names)
 
 
-def _examples(where, rows, label, domain) -> stream.Examples:
+def _examples(origin, rows, label, domain) -> stream.Examples:
     if rows.dtype != np.float32 or rows.ndim != 2:
-        raise Refused(f"{where}_x is {rows.dtype}{list(rows.shape)}, not f32[N, D]")
+        raise Refused(f"{origin}_x is {rows.dtype}{list(rows.shape)}, not f32[N, D]")
     if not np.isfinite(rows).all():
-        raise Refused(f"{where}_x has numbers that are not finite")
-    return arrays.with_numbers(where, rows[:, None, None], label, domain, -1)
+        raise Refused(f"{origin}_x has numbers that are not finite")
+    return arrays.with_numbers(origin, rows[:, None, None], label, domain, -1)
 
 
 def check_suffix(path: str) -> None:

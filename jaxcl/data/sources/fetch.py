@@ -183,9 +183,9 @@ def _unpack(path, target) -> Iterator[str]:
 
     `_check_archive` has compared its bytes, so its content needs no check.
     """
-    where = os.path.dirname(os.path.abspath(target))
-    os.makedirs(where, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=where, suffix=".part") as draft:
+    parent = os.path.dirname(os.path.abspath(target))
+    os.makedirs(parent, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=parent, suffix=".part") as draft:
         if zipfile.is_zipfile(path):
             shutil.unpack_archive(path, draft, "zip")
         else:
@@ -231,14 +231,14 @@ def _tiny_imagenet(paths, folder) -> None:
 
     (archive,) = paths
     with _unpack(archive, folder) as inner:
-        where = pathlib.Path(inner)
-        names = tuple((where / "wnids.txt").read_text().split())
+        root = pathlib.Path(inner)
+        names = tuple((root / "wnids.txt").read_text().split())
         train = [
             (label, path)
             for label, name in enumerate(names)
-            for path in sorted((where / "train" / name / "images").iterdir())
+            for path in sorted((root / "train" / name / "images").iterdir())
         ]
-        val = where / "val"
+        val = root / "val"
         lines = (val / "val_annotations.txt").read_text().splitlines()
         annotations = [line.split("\t")[:2] for line in lines]
         test = sorted((names.index(c), val / "images" / x) for x, c in annotations)
@@ -266,17 +266,17 @@ def _write_cifar(paths, folder, *, name, train, test, label_bytes, names) -> Non
     with _unpack(archive, folder) as inner:
         with open(os.path.join(inner, names)) as file:
             classes = tuple(file.read().split())
-        parts = [read_records(inner, files) for files in (train, test)]
-    _write_splits(name, classes, parts, folder)
+        splits = [read_records(inner, files) for files in (train, test)]
+    _write_splits(name, classes, splits, folder)
 
 
 def _write_mnist(paths, folder) -> None:
     """Write MNIST's idx files: images and labels of train, then of test."""
-    parts = [
+    splits = [
         (_read_idx(images, axes=3).reshape(-1, 28, 28, 1), _read_idx(labels, axes=1))
         for images, labels in (paths[:2], paths[2:])
     ]
-    _write_splits("mnist", tuple("0123456789"), parts, folder)
+    _write_splits("mnist", tuple("0123456789"), splits, folder)
 
 
 def _read_idx(path, axes) -> np.ndarray:

@@ -123,12 +123,12 @@ def _check_layout(path, inner, names, files) -> bool:
 def _divide_classes(data, files) -> stream.Dataset:
     """Divide rows by the split below their class: CLASS/train/*."""
     split = np.array([file.split(b"/")[1] for file in files])
-    parts = {
+    by_split = {
         name: splits.take_rows(data.train, np.flatnonzero(split == name.encode()))
         for name in layouts.SPLITS
         if (split == name.encode()).any()
     }
-    return _hold_out(data._replace(train=parts.pop("train")), parts)
+    return _hold_out(data._replace(train=by_split.pop("train")), by_split)
 
 
 def _scan_domains(path, wanted, left_out) -> tuple:
@@ -270,11 +270,11 @@ def scan_classes(
         _check_missing(folder, missing, wanted)
         names = wanted
     for number, name in enumerate(names or [""]):
-        where, left_here = os.path.join(folder, name), listing.LeftOut()
-        images = listing.images(where, left_here)
+        place, left_here = os.path.join(folder, name), listing.LeftOut()
+        images = listing.images(place, left_here)
         if not images:
             kind = f"class {name!r} has " if name else ""
-            raise Refused(f"{where}: {kind}no images{_describe_left_out(left_here)}")
+            raise Refused(f"{place}: {kind}no images{_describe_left_out(left_here)}")
         if left_out is not None:
             left_out.update(left_here)
         files += _relative(path, images)

@@ -64,7 +64,7 @@ def graphs(
 
 
 def make_dataset(
-    where: str,
+    origin: str,
     name: str,
     arrays: dict,
     *,
@@ -75,7 +75,7 @@ def make_dataset(
     """Make a dataset of graphs from arrays; all graphs are for training.
 
     Args:
-      where: origin of the set, for messages.
+      origin: source of the set, for messages.
       name: name of the set.
       arrays: "where" the pairs come from; "pairs" of nodes i64[2,P], in any order;
         "graph" i64[N], the graph of each node, rising; "label" i[G]; "class_names";
@@ -87,7 +87,7 @@ def make_dataset(
     graph_ptr = np.searchsorted(graph, np.arange(len(label) + 1))
     edge_ptr = np.searchsorted(edges[0], graph_ptr)
     graph_set = graph_arrays.GraphSet(
-        features=_features(where, arrays, edges, features, std, normalise),
+        features=_features(origin, arrays, edges, features, std, normalise),
         edges=edges.astype(np.int32),
         graph_ptr=graph_ptr.astype(np.int32),
         edge_ptr=edge_ptr.astype(np.int32),
@@ -99,7 +99,7 @@ def make_dataset(
         logging.warning(
             "%s: %d of %d graphs have no nodes, and stay rows of the set; the first is "
             "graph %d",
-            *(where, len(empty), len(label), empty[0] + 1),
+            *(origin, len(empty), len(label), empty[0] + 1),
         )
     label = graph_set.label
     train = stream.Examples(label, np.zeros_like(label), graphs=graph_set)
@@ -191,11 +191,11 @@ def _read_table(file, kind, *, columns=None, rows=None) -> np.ndarray:
     return table
 
 
-def _make_undirected(where, pairs, graph) -> np.ndarray:
+def _make_undirected(origin, pairs, graph) -> np.ndarray:
     """Return pairs of nodes i64[2,P] as sorted edges, each in both directions, once.
 
     Args:
-      where: origin of the pairs, for messages.
+      origin: source of the pairs, for messages.
       graph: i64[N], number of each node's graph.
     """
     nodes = len(graph)
@@ -203,19 +203,19 @@ def _make_undirected(where, pairs, graph) -> np.ndarray:
     members = graph[np.where(outside, 0, pairs)]
     for edge in np.flatnonzero(outside | (members[0] != members[1]))[:1]:
         raise Refused(
-            f"{where}: edge {edge + 1}, of nodes {(pairs[:, edge] + 1).tolist()}, must "
-            f"be of two in 1 to {nodes} of one graph"
+            f"{origin}: edge {edge + 1}, of nodes {(pairs[:, edge] + 1).tolist()}, "
+            f"must be of two in 1 to {nodes} of one graph"
         )
     pairs = pairs[:, pairs[0] != pairs[1]]
     directed = np.concatenate([pairs, pairs[::-1]], axis=1)
     return np.stack(np.divmod(np.unique(directed[0] * nodes + directed[1]), nodes))
 
 
-def _features(where, arrays, edges, names, std, normalise) -> np.ndarray:
+def _features(origin, arrays, edges, names, std, normalise) -> np.ndarray:
     """Return node features f32[N,F] as the options of a reader ask.
 
     Args:
-      where: origin of the arrays, for messages.
+      origin: source of the arrays, for messages.
       arrays: "graph" and perhaps "node_label" and "node_attr".
       edges: i64[2,E], from `_make_undirected`.
       names: names of the features, the option `features`.
@@ -233,26 +233,26 @@ def _features(where, arrays, edges, names, std, normalise) -> np.ndarray:
             continue
         values = attributes if name == "attributes" else labels
         if values is None:
-            raise Refused("features", names, f"{where} has no node {name}")
+            raise Refused("features", names, f"{origin} has no node {name}")
         if values.ndim not in (1, 2) or len(values) != nodes:
             shape = values.shape
-            raise Refused(f"{where}: node {name} {shape} for {nodes} nodes")
+            raise Refused(f"{origin}: node {name} {shape} for {nodes} nodes")
         values = values.reshape(nodes, -1)
         if values.dtype.kind not in "iuf" or values.shape[1] == 0:
             shape = f"{values.dtype}{list(values.shape)}"
-            raise Refused(f"{where}: node {name} are {shape}, expected numbers")
+            raise Refused(f"{origin}: node {name} are {shape}, expected numbers")
         if not np.isfinite(values).all():
-            raise Refused(f"{where}: node {name} that are not finite")
-        columns += _one_hot(where, values) if name == "labels" else [values]
+            raise Refused(f"{origin}: node {name} that are not finite")
+        columns += _one_hot(origin, values) if name == "labels" else [values]
     features = np.concatenate(columns, axis=1, dtype=np.float64)
     # float32, of which a network is made, ends at 3.4e38.
     if not np.abs(features).max() <= np.finfo(np.float32).max / features.shape[1]:
-        raise Refused(f"{where}: node attributes that are too large")
+        raise Refused(f"{origin}: node attributes that are too large")
     if normalise:
         below = features.min(axis=1)
         if below.min() < 0:
             raise Refused(
-                f"config.data.normalise=True: {(below < 0).sum()} nodes of {where} "
+                f"config.data.normalise=True: {(below < 0).sum()} nodes of {origin} "
                 f"have negative attributes, down to {below.min():g}, which no sum "
                 "scales; must be False, or config.data.features without 'attributes'"
             )
@@ -260,14 +260,14 @@ def _features(where, arrays, edges, names, std, normalise) -> np.ndarray:
     return features.astype(np.float32)
 
 
-def _one_hot(where, labels) -> list[np.ndarray]:
+def _one_hot(origin, labels) -> list[np.ndarray]:
     """Return columns of each kind of node label, for labels i[N,k]."""
     columns = [np.unique(codes, return_inverse=True) for codes in labels.T]
     width = sum(len(kinds) for kinds, _ in columns)
     if width * len(labels) > _ENTRIES:
         raise Refused(
-            f"{where}: node labels of {width} kinds on {len(labels)} nodes: as columns "
-            "they fill the memory; leave 'labels' out of config.data.features"
+            f"{origin}: node labels of {width} kinds on {len(labels)} nodes: as "
+            "columns they fill the memory; leave 'labels' out of config.data.features"
         )
     return [number[:, None] == np.arange(len(kinds)) for kinds, number in columns]
 

@@ -172,9 +172,11 @@ def is_dataset(path: str) -> bool:
         return True
     for _, folders, names in os.walk(path):
         folders[:] = sorted(name for name in folders if name[0] != ".")
-        ends = {os.path.splitext(name)[1].lower() for name in names if name[0] != "."}
-        if PARQUET in ends or ends & listing.endings():
-            return PARQUET in ends
+        suffixes = {
+            os.path.splitext(name)[1].lower() for name in names if name[0] != "."
+        }
+        if PARQUET in suffixes or suffixes & listing.endings():
+            return PARQUET in suffixes
     return False
 
 
@@ -209,12 +211,12 @@ _PICTURES = ("image", "img", "images", "picture", "photo", "jpg", "png", "pixel_
 
 
 def choose_columns(
-    where: str, names: Sequence[str], image_keys: Sequence[str], named: Sequence[str]
+    origin: str, names: Sequence[str], image_keys: Sequence[str], named: Sequence[str]
 ) -> tuple[str, str | None]:
     """Choose the columns of images and of labels.
 
     Args:
-      where: origin of the columns, for messages.
+      origin: source of the columns, for messages.
       names: names of all columns.
       image_keys: names of columns that may hold images. One with a usual name is
         chosen, or the only one.
@@ -231,7 +233,7 @@ def choose_columns(
     ):
         if len(columns) > 1:
             raise Refused(
-                f"{where}: config.data.{option} must name one of several columns, "
+                f"{origin}: config.data.{option} must name one of several columns, "
                 f"{[*columns]}"
             )
     return (preferred or [*image_keys, "image"])[0], next(iter(labels), None)

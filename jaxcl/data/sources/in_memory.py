@@ -91,23 +91,23 @@ def store_set(
     return _SETS.setdefault(stored.sha256 + name, stored)
 
 
-def _number_names(where, values) -> tuple[np.ndarray | None, tuple[str, ...]]:
+def _number_names(origin, values) -> tuple[np.ndarray | None, tuple[str, ...]]:
     """Number values from 0, -1 where unknown; return the names, too."""
     if values is None:
         return None, ()
     values = np.asarray(values)
     if values.ndim != 1:
-        raise Refused(f"{where} have shape {list(values.shape)}, expected [N]")
+        raise Refused(f"{origin} have shape {list(values.shape)}, expected [N]")
     if values.dtype.kind in "iu":
         mask = values >= 0  # of millions of labels, without a loop in Python
     else:
         entries = values if values.dtype.kind == "O" else ()
         fits = all(isinstance(x, str | int | np.integer | None) for x in entries)
         if values.dtype.kind not in "UO" or not fits:
-            raise Refused(f"{where} are {values.dtype}, expected integers or texts")
+            raise Refused(f"{origin} are {values.dtype}, expected integers or texts")
         mask = np.array([_is_known(x) for x in values], bool)
         if len({isinstance(x, str) for x in values[mask]}) > 1:
-            raise Refused(f"{where} are texts and numbers; must be of one kind")
+            raise Refused(f"{origin} are texts and numbers; must be of one kind")
     names = sorted({*values[mask].tolist()}, key=lambda x: listing.natural_key(str(x)))
     number = {name: i for i, name in enumerate(names)}
     numbers = np.full(len(values), -1, np.int32)

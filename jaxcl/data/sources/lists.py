@@ -51,29 +51,29 @@ def image_lists(
         names = shared.class_list(class_names, option="class_names")
     limit = stream.LABELS if names is None else len(names)
     patterns = {"train": train, "validation_list": validation_list, "test": test}
-    parts = {}
+    by_split = {}
     for option, pattern in patterns.items():
         if pattern or option == "train":
-            where = _list_files(option, pattern, domains, lists or path)
-            parts[option] = _examples(path, option, where, limit, images)
+            list_files = _list_files(option, pattern, domains, lists or path)
+            by_split[option] = _examples(path, option, list_files, limit, images)
     return stream.Dataset(
         name=os.path.basename(os.path.abspath(path)),
-        class_names=_folder_names(parts) if names is None else names,
+        class_names=_folder_names(by_split) if names is None else names,
         domain_names=tuple(domains or ("all",)),
-        train=parts["train"],
-        validation=parts.get("validation_list"),
-        test=parts.get("test"),
+        train=by_split["train"],
+        validation=by_split.get("validation_list"),
+        test=by_split.get("test"),
     )
 
 
-def _examples(path, option, where, limit, images) -> stream.Examples:
+def _examples(path, option, list_files, limit, images) -> stream.Examples:
     """Return the images of one split.
 
     Args:
-      where: lists of the split, one for each domain.
+      list_files: lists of the split, one for each domain.
       limit: number above all labels.
     """
-    lists = [_read_list(file, option, limit) for file in where]
+    lists = [_read_list(file, option, limit) for file in list_files]
     files = np.array([file for of_list, _ in lists for file in of_list], bytes)
     label = np.array([number for _, of_list in lists for number in of_list], np.int32)
     domain = np.repeat(np.arange(len(lists)), [len(of_list) for of_list, _ in lists])

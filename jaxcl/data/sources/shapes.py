@@ -217,11 +217,11 @@ def shapes(
     Raises:
       Refused: an option is out of its range.
     """
-    parts = [
+    pairs = [
         _draw_split(domains, count, size, noise, [draw_seed, number])
         for number, count in enumerate((train, test))
     ]
-    return stream.Dataset("shapes", CLASSES, tuple(domains), parts[0], None, parts[1])
+    return stream.Dataset("shapes", CLASSES, tuple(domains), pairs[0], None, pairs[1])
 
 
 def _draw_split(domains, count, size, noise, seeds) -> stream.Examples:

@@ -130,8 +130,8 @@ class _Members(NamedTuple):
     crc: np.ndarray
 
     def __call__(self, path: str, row: int) -> bytes:
-        where = int(self.offset[row]), int(self.length[row])
-        data = storage.read_range(path, *where)
+        span = int(self.offset[row]), int(self.length[row])
+        data = storage.read_range(path, *span)
         if zlib.crc32(data) != self.crc[row]:
             raise decode.Unreadable("its bytes are not those of the index")
         return data
@@ -305,8 +305,8 @@ def _scan_shard(opened, file, left_out) -> Iterator[tuple[int, int, int, int]]:
                 images[key] = member.offset_data, member.size, zlib.crc32(data)
             else:
                 labels[key] = _read_label(data, file, member.name)
-    for key, where in images.items():
-        yield *where, labels.get(key, -1)
+    for key, span in images.items():
+        yield *span, labels.get(key, -1)
 
 
 def _read_label(data: bytes, file: str, name: str) -> int:

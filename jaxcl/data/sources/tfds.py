@@ -121,26 +121,26 @@ def tfds(
         )
         return shared.read_by_row(reader, table.label, table.domain)
 
-    parts = [part(split) for split in (train_split, validation_split, test_split)]
-    data = stream.Dataset(info.name, names, domains, *parts)
+    by_split = [part(split) for split in (train_split, validation_split, test_split)]
+    data = stream.Dataset(info.name, names, domains, *by_split)
     return shared.keep_listed_classes(data, classes)
 
 
 def _read_info(path):
     """Return the metadata of a directory."""
-    where = f"path = {str(path)!r}"
+    origin = f"path = {str(path)!r}"
     try:
         for name in ("dataset_info.json", "features.json"):
             storage.read_json(epath.Path(path) / name)
         info = _library().builder_from_directory(path).info
     except Exception as error:  # of damaged files the library raises anything
         raise Refused(
-            f"{where}: must be a prepared TFDS directory, with dataset_info.json, "
+            f"{origin}: must be a prepared TFDS directory, with dataset_info.json, "
             f"features.json and record files: {type(error).__name__}: {error}"
         ) from error
     kind = info.file_format.value if info.file_format else None
     if kind not in FORMATS:
-        raise Refused(f"{where}: its files are {kind}, readable are {FORMATS}")
+        raise Refused(f"{origin}: its files are {kind}, readable are {FORMATS}")
     return info
 
 
@@ -261,50 +261,50 @@ def _walk_tfrecord(name, wanted: range):
     with epath.Path(name).open("rb") as file:
         place = record = 0
         while place < size:
-            where = f"record {record}"
+            origin = f"record {record}"
             if record in wanted:
-                raw = _next_record(file, size - place, where)
+                raw = _next_record(file, size - place, origin)
                 length = None if raw is None else len(raw)
             else:
-                raw, length = None, _next_length(file, size - place, where)
+                raw, length = None, _next_length(file, size - place, origin)
             if length is None:
-                raise decode.Unreadable(f"{where} is cut off")
+                raise decode.Unreadable(f"{origin} is cut off")
             yield place, raw
             place, record = place + length + _FRAME, record + 1
             file.seek(place)
 
 
-def _next_record(file, left, where) -> bytes | None:
+def _next_record(file, left, origin) -> bytes | None:
     """Return the next record of a tfrecord file with `left` bytes to read.
 
     None: the record is cut off. Raises Unreadable if a checksum does not match.
     """
-    length = _next_length(file, left, where)
+    length = _next_length(file, left, origin)
     if length is None:
         return None
     data = file.read(length + 4)
-    _compare_checksum(data[:length], data[length:], where)
+    _compare_checksum(data[:length], data[length:], origin)
     return data[:length]
 
 
-def _next_length(file, left, where) -> int | None:
+def _next_length(file, left, origin) -> int | None:
     """Return the length of the next record; None: the file is cut off."""
     header = file.read(12)
     if len(header) < 12:
         return None
-    _compare_checksum(header[:8], header[8:], where)
+    _compare_checksum(header[:8], header[8:], origin)
     (length,) = struct.unpack("<Q", header[:8])
     # Else memory for it would be taken first
     return length if length + _FRAME <= left else None
 
 
-def _compare_checksum(data: bytes, stored: bytes, where: str) -> None:
+def _compare_checksum(data: bytes, stored: bytes, origin: str) -> None:
     """Raise Unreadable unless a masked CRC-32C fits the bytes."""
     crc = google_crc32c.value(data)
     masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
     if stored != struct.pack("<I", masked):
         raise decode.Unreadable(
-            f"{where} is damaged: its checksum (CRC-32C) does not match its bytes; "
+            f"{origin} is damaged: its checksum (CRC-32C) does not match its bytes; "
             "copy the file again, or prepare the set again"
         )
 

@@ -88,12 +88,12 @@ def dominated(
     shares = _list_by_task(rho_max, tasks, "rho_max", "probability")
     numbers = _dominants(tasks, names, dominant)
     for task, number, share in zip(tasks, numbers, shares, strict=True):
-        where, count = f"task {task.index} ({task.name})", len(task.classes)
+        title, count = f"task {task.index} ({task.name})", len(task.classes)
         if count < 2:
-            raise Refused(f"imbalance: {where} needs 2 classes, it has {count}")
+            raise Refused(f"imbalance: {title} needs 2 classes, it has {count}")
         if share * count < 1 - 1e-6:  # a config may say 0.333333 for 1 / 3
             raise Refused(
-                f"imbalance.rho_max={rho_max!r}: {where} has {count} classes, of which "
+                f"imbalance.rho_max={rho_max!r}: {title} has {count} classes, of which "
                 f"{names[number]!r} would be the rarest; must be at least 1 / {count}"
             )
         order = Dominated(task.train.examples.label, number, share, epoch_steps)

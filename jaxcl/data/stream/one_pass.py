@@ -118,11 +118,11 @@ def recurring(
             if rng.random() < recurrence:
                 visits[c].append(index)
         visits |= {int(c): [index] for c in classes}
-    parts: list[list[np.ndarray]] = [[] for _ in tasks]
+    shares_of_tasks: list[list[np.ndarray]] = [[] for _ in tasks]
     for c, indices in visits.items():
         rows = rng.permutation(np.flatnonzero(label == c))
         for index, share in zip(
             indices, np.array_split(rows, len(indices)), strict=True
         ):
-            parts[index].append(share)
-    return [np.sort(np.concatenate(shares)) for shares in parts]
+            shares_of_tasks[index].append(share)
+    return [np.sort(np.concatenate(shares)) for shares in shares_of_tasks]

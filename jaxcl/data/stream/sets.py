@@ -91,18 +91,18 @@ def count_rows(examples: Examples) -> int:
     return len(examples.label)
 
 
-def as_numbers(where: str, field: str, values: np.ndarray, least: int) -> np.ndarray:
+def as_numbers(origin: str, field: str, values: np.ndarray, least: int) -> np.ndarray:
     """Return labels or domains as i32[N]; refuse numbers that would overflow.
 
     Raises:
       Refused: values are no integers, or are outside `least` to `LABELS` - 1.
     """
     if not np.issubdtype(values.dtype, np.integer):
-        raise Refused(f"{where}: {field} are {values.dtype}, expected integers")
+        raise Refused(f"{origin}: {field} are {values.dtype}, expected integers")
     if len(values) and not least <= values.min() <= values.max() < LABELS:
         raise Refused(
-            f"{where}: {field} run from {values.min()} to {values.max()}, must be from "
-            f"{least} to {LABELS - 1}"
+            f"{origin}: {field} run from {values.min()} to {values.max()}, must be "
+            f"from {least} to {LABELS - 1}"
         )
     return values.astype(np.int32)
 
@@ -123,34 +123,34 @@ def _has_channels_first(shape) -> bool:
     return last not in (1, 3) and first in (1, 3) and second == last > first
 
 
-def _validate_split(where, examples, dataset, trained) -> None:
+def _validate_split(origin, examples, dataset, trained) -> None:
     n, images = count_rows(examples), examples.images
     if n == 0:
-        raise Refused(f"{where} has no examples")
+        raise Refused(f"{origin} has no examples")
     reader = examples.reader
     if (images is None and reader is None) == (examples.graphs is None):
-        raise Refused(f"{where} must have images, a reader of images, or graphs")
+        raise Refused(f"{origin} must have images, a reader of images, or graphs")
     if reader is not None and not isinstance(reader, readers.Rows):
         raise Refused(
-            f"{where} reader is {reader!r}: must be readers.Rows, such as FunctionRows"
+            f"{origin} reader is {reader!r}: must be readers.Rows, such as FunctionRows"
         )
     if reader is not None and len(reader) != n:
-        raise Refused(f"{where} has {len(reader)} rows to read and {n} labels")
+        raise Refused(f"{origin} has {len(reader)} rows to read and {n} labels")
     if images is not None:
         is_u8 = images.dtype == np.uint8 and images.ndim == 4 and min(images.shape) > 0
         features = images.dtype == np.float32 and images.shape[1:-1] == (1, 1)
         if not features and (not is_u8 or images.shape[-1] > CHANNELS):
             raise Refused(
-                f"{where} images are {images.dtype}{list(images.shape)}, expected "
+                f"{origin} images are {images.dtype}{list(images.shape)}, expected "
                 f"uint8[N, H, W, C] with C from 1 to {CHANNELS}"
             )
         if is_u8 and _has_channels_first(images.shape):
             raise Refused(
-                f"{where} images are uint8{list(images.shape)}, as if channels came "
+                f"{origin} images are uint8{list(images.shape)}, as if channels came "
                 "first; must be [N, H, W, C]: np.moveaxis(images, 1, -1)"
             )
         if len(images) != n:
-            raise Refused(f"{where} has {len(images)} images and {n} labels")
+            raise Refused(f"{origin} has {len(images)} images and {n} labels")
     for field, low, names in (
         ("label", -1, dataset.class_names),
         ("domain", 0 if trained else -1, dataset.domain_names),
@@ -158,11 +158,11 @@ def _validate_split(where, examples, dataset, trained) -> None:
         values = getattr(examples, field)
         if values.dtype != np.int32 or values.shape != (n,):
             raise Refused(
-                f"{where} {field} is {values.dtype}{list(values.shape)}, expected "
+                f"{origin} {field} is {values.dtype}{list(values.shape)}, expected "
                 f"int32[{n}]"
             )
         if values.min() < low or values.max() >= len(names):
             raise Refused(
-                f"{where} {field} runs from {values.min()} to {values.max()}, allowed "
+                f"{origin} {field} runs from {values.min()} to {values.max()}, allowed "
                 f"{low} to {len(names) - 1} ({len(names)} names)"
             )
