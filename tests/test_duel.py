@@ -368,8 +368,8 @@ def held(rows, filled=None):
 def updated(given, memory, rows, seed=0):
     number = jnp.arange(100, 100 + len(rows), dtype=jnp.int32)
     incoming = {"label": number, "index": number}
-    key = jax.random.key(seed)
-    return active_memory.update(given, memory, key, incoming, jnp.float32(rows), ())
+    update = interpreted.jit(functools.partial(active_memory.update, given))
+    return update(memory, jax.random.key(seed), incoming, np.float32(rows), ())
 
 
 def circle(*degrees):
