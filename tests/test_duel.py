@@ -63,7 +63,7 @@ moved = functools.partial(twins.moved, low=-0.5, high=0.5)
 def fresh(base, **options):
     """Few options change the state."""
     method = make(base=base, **options)
-    return jax.jit(method.init)(jax.random.key(0), INCOMING)
+    return interpreted.jit(method.init)(jax.random.key(0), INCOMING)
 
 
 def under_way(base="moco", filled=STORED, **options):
