@@ -3,10 +3,11 @@
 A small program takes a hundred times as long to compile as to compute. Where the
 equation is the subject and not the program, a test traces it and computes it here. An
 operation that is not in a table below is JAX's own, compiled for its shapes alone and
-shared by all programs: convolutions, gathers, random draws.
+shared by all programs: convolutions, gathers, sorts.
 """
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -91,6 +92,10 @@ def _compute(equation, inputs):
                 return _evaluate(inner, inputs)
     if name in _PASSED_ON:
         return inputs
+    if name in _DRAWS and str(jax.random.key_impl(inputs[0])) == _THREEFRY:
+        return [_DRAWS[name](params, *inputs)]
+    if name in _MOVES and _is_key(equation.invars[0].aval):
+        return _move_keys(name, params, *inputs)
     avals = [x.aval for x in (*equation.invars, *equation.outvars)]
     if not any(map(_is_key, avals)):
         if name in _SAME:
@@ -177,6 +182,7 @@ _SAME = {
     "cos": np.cos,
     "eq": np.equal,
     "erf": special.erf,
+    "erf_inv": special.erfinv,
     "erfc": special.erfc,
     "exp": np.exp,
     "expm1": np.expm1,
@@ -206,6 +212,80 @@ _SAME = {
     "sub": np.subtract,
     "tanh": np.tanh,
     "xor": np.bitwise_xor,
+}
+
+
+def _mix(keys, high, low):
+    """Threefry-2x32 of counters, in 20 rounds (Salmon et al., 2011).
+
+    Args:
+      keys: u32[..., 2], whose leading axes suit those of the counters.
+      high, low: u32 words of the counters.
+    """
+    first, second = keys[..., 0], keys[..., 1]
+    schedule = [first, second, first ^ second ^ np.uint32(0x1BD11BDA)]
+    x, y = high + first, low + second
+    for turn in range(5):
+        for turned in ((13, 15, 26, 6), (17, 29, 16, 24))[turn % 2]:
+            x = x + y
+            y = ((y << np.uint32(turned)) | (y >> np.uint32(32 - turned))) ^ x
+        x = x + schedule[(turn + 1) % 3]
+        y = y + schedule[(turn + 2) % 3] + np.uint32(turn + 1)
+    return x, y
+
+
+def _mix_places(keys, shape):
+    """Threefry of the places in an array, for each key of an array of keys."""
+    words = np.asarray(jax.random.key_data(keys))
+    words = words.reshape(keys.shape + (1,) * len(shape) + (2,))
+    places = np.arange(math.prod(shape), dtype=np.uint64).reshape(shape)
+    high = (places >> np.uint64(32)).astype(np.uint32)
+    return _mix(words, high, places.astype(np.uint32))
+
+
+def _random_bits(params, keys):
+    high, low = _mix_places(keys, params["shape"])
+    if params["bit_width"] == 64:
+        return high.astype(np.uint64) << np.uint64(32) | low
+    return (high ^ low).astype(f"uint{params['bit_width']}")
+
+
+def _split_keys(params, keys):
+    return _as_keys(*_mix_places(keys, params["shape"]))
+
+
+def _fold_in(params, keys, numbers):
+    words, low = np.asarray(jax.random.key_data(keys)), np.asarray(numbers)
+    return _as_keys(*_mix(words, np.zeros_like(low, np.uint32), low.astype(np.uint32)))
+
+
+def _as_keys(first, second):
+    words = np.stack(np.broadcast_arrays(first, second), axis=-1)
+    return jax.random.wrap_key_data(words, impl=_THREEFRY)
+
+
+def _move_keys(name, params, keys, *rest):
+    """Return what an operation that moves the entries of an array makes of keys."""
+    words = np.asarray(jax.random.key_data(keys))
+    places = np.arange(keys.size).reshape(keys.shape)
+    moved = _OPERATIONS[name](params, places, *rest)
+    words = words.reshape(-1, words.shape[-1])
+    return [
+        jax.random.wrap_key_data(words[x], impl=jax.random.key_impl(keys))
+        for x in (moved if isinstance(moved, list) else [moved])
+    ]
+
+
+_MOVES = {
+    *("broadcast_in_dim", "dynamic_slice", "reshape", "rev", "slice", "split"),
+    *("squeeze", "transpose", "unstack"),
+}
+_THREEFRY = "threefry2x32"
+# What follows from keys of this kind, as `jax_threefry_partitionable` has it
+_DRAWS = {
+    "random_bits": _random_bits,
+    "random_split": _split_keys,
+    "random_fold_in": _fold_in,
 }
 
 
