@@ -1,6 +1,6 @@
 """Find the functions and modules that a config names.
 
-A name with a dot is of the user's own package, which Python must find.
+A name with a dot is of the user's package, which Python must find.
 """
 
 import importlib
@@ -18,7 +18,7 @@ def find_function(choices: dict, section, field: str):
     """Find the function that a section's `name` picks; return the other keys, too.
 
     Args:
-      choices: name -> function. A name with a dot is a function of the user's own
+      choices: name -> function. A name with a dot is a function of the user's
         package: "mypackage.mymodule.function".
       section: ConfigDict or dict.
       field: path of the section, for messages ("config.encoder").
@@ -42,7 +42,7 @@ def find_function(choices: dict, section, field: str):
 
 
 def find_module(package: str, name: str, field: str):
-    """Find the module `package.name`, or that of the user's own package.
+    """Find the module `package.name`, or that of the user's package.
 
     Args:
       package: "jaxcl.methods" or "jaxcl.evals".
@@ -64,7 +64,7 @@ def find_module(package: str, name: str, field: str):
 
 
 def find_entry(choices: Mapping[str, Any], name: str, field: str) -> Any:
-    """Find an entry of a table, or the `make` of a module of the user's own package.
+    """Find an entry of a table, or the `make` of a module of the user's package.
 
     Args:
       choices: name -> entry.
@@ -96,7 +96,7 @@ def name_of(section: str | Mapping[str, Any] | None) -> str | None:
 
 
 def _import_user_module(name, field):
-    """Import a module of the user's own package that has `make`."""
+    """Import a module of the user's package that has `make`."""
     module = _import_module(name, name, field)
     if not hasattr(module, "make"):
         raise Refused(field, name, "the module has no function `make`")
@@ -112,7 +112,7 @@ def list_modules(package: str) -> dict[str, types.ModuleType]:
 
 
 def _is_foreign(name) -> bool:
-    """Tell whether a name is a dotted path into the user's own package."""
+    """Tell whether a name is a dotted path into the user's package."""
     parts = name.split(".") if isinstance(name, str) else ()
     return len(parts) > 1 and all(part.isidentifier() for part in parts)
 
@@ -120,7 +120,7 @@ def _is_foreign(name) -> bool:
 def _import_module(path, name, field):
     """Import a module; refuse `name` if there is none.
 
-    An import that fails inside the module is the module's own error, and is raised.
+    An import that fails inside the module is the module's error, and is raised.
     """
     try:
         return importlib.import_module(path)

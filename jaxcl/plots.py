@@ -168,7 +168,7 @@ def shorten_name(name) -> str:
 
 
 def whole_number_ticks():
-    """Make a locator that places the ticks of an axis at whole numbers."""
+    """Make a locator that places the ticks of an axis at integers."""
     from matplotlib import ticker
 
     return ticker.MaxNLocator(integer=True, min_n_ticks=1)

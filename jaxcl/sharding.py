@@ -192,7 +192,7 @@ def compile_target(devices: tuple = (), platform: str = "any"):
     """Enter a context in which programs are compiled for other accelerators.
 
     Args:
-      devices: descriptions of the accelerators, from which `mesh` is made; (): the
+      devices: descriptions of the accelerators, from which `mesh` is built; (): the
         devices of this machine stand in for them.
       platform: platform of the accelerators, if CPUs stand in for them: "gpu", "tpu" or
         "any".

@@ -61,7 +61,7 @@ def fit(
         with or without class folders, an .npz file, or a directory that
         `jaxcl convert`, TFDS or `datasets` wrote; the name of a source without
         required options, as "digits"; or a section like config.data.
-      labels: labels of arrays, N whole numbers or strings; -1 or None where unknown.
+      labels: labels of arrays, N integers or strings; -1 or None where unknown.
         They are for evaluation and for cutting tasks; only base "supcon" trains with
         them.
       test: the evaluation images. A share of the labelled images of each class, by

@@ -45,7 +45,7 @@ def make_input(
         name of a source that needs no options, as "digits"; or a section like
         config.data.
       name: name of the arrays, for messages and run directories.
-      labels: labels of arrays, N whole numbers or strings; -1 or None where unknown.
+      labels: labels of arrays, N integers or strings; -1 or None where unknown.
       domains: likewise, one for each image.
       test: share of each class that is held out, for sources that draw one; None: that
         of the source, a fifth of the labelled images of arrays.

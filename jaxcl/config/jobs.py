@@ -210,7 +210,7 @@ def _single_task_runs(
 ) -> Callable | dict | None:
     """Describe how to train on one task alone, or read the results of a run that did.
 
-    None if FT_i is not wanted or not evaluated. The method is made when it is needed.
+    None if FT_i is not wanted or not evaluated. The method is built when it is needed.
     So are its evaluators, which put images on the devices.
     """
     if not top.plasticity or len(data.stream.tasks) == 1:

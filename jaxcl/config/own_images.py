@@ -1,4 +1,4 @@
-"""Make a config for a user's own images: its values follow from the images.
+"""Make a config for a user's images: its values follow from the images.
 
 `configs/own_images.py` and `jaxcl.fit` make their configs here. The learning rates of
 the bases are those of PNR's scripts for CIFAR; epochs, batch and the rest are our

@@ -205,7 +205,7 @@ def change(config: config_dict.ConfigDict, changes: Mapping[str, Any]) -> None:
       config: its new options may have other types than the old ones.
       changes: path of an option ("method.temperature", with or without "config." before
         it) -> its value. A dict replaces a whole section; a path leads into a section,
-        which is made if it is missing.
+        which is created if it is missing.
     """
     with config.unlocked(), config.ignore_type():
         for path, value in changes.items():

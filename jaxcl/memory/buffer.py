@@ -81,7 +81,7 @@ def write(
 
     If the old buffer is donated, the write is in place and costs B rows and one i32 per
     slot. A step that reads the buffer first must name what it read in `after`, or XLA
-    copies the whole buffer.
+    copies the buffer.
 
     Args:
       buffer: the buffer before.

@@ -28,7 +28,7 @@ def reservoir(buffer: buffer_lib.Buffer, key: jax.Array, mask: jax.Array) -> jax
     Vitter's Algorithm R, one row after another: row n goes to slot n while
     n < capacity. Later r is drawn uniformly from 0 to n; the row goes to slot r if
     r < capacity and is dropped otherwise. The draw depends on the key and on n alone,
-    so the result does not depend on the batches, and one key serves the whole stream.
+    so the result does not depend on the batches, and one key serves the stream.
 
     A draw takes 64 bits: no value's probability is off by more than 2^-64. n stops near
     2^31: later rows enter with probability capacity / 2^31.
@@ -167,7 +167,7 @@ def class_balanced(
     same probability.
 
     The draw depends on the key and on the row's number in the stream alone, so the
-    result does not depend on the batches, and one key serves the whole stream.
+    result does not depend on the batches, and one key serves the stream.
 
     Classes can be full only once the memory has no free slot; otherwise the first row
     of a stream would stop the growth of its class for good. The paper leaves this open.
@@ -223,7 +223,7 @@ def greedy_balanced(
     several, the one met first).
 
     The draw depends on the key and on the row's number in the stream alone, so the
-    result does not depend on the batches, and one key serves the whole stream.
+    result does not depend on the batches, and one key serves the stream.
 
     Source: Prabhu, Torr and Dokania, "GDumb: A Simple Approach that Questions Our
     Progress in Continual Learning", ECCV 2020, algorithm 1, which breaks ties at
@@ -407,7 +407,7 @@ def _place_in_turn(buffer, state, key, label, mask, place):
     Args:
       place: (class in each slot i32[capacity], -1 where free; rows stored of each
         class i32[C]; kept; the row's class; draw) -> (slot, kept), where draw(n) is a
-        whole number below n.
+        integer below n.
     """
     mask = jnp.asarray(mask, bool)
     chex.assert_rank(mask, 1)
@@ -453,7 +453,7 @@ def _stream_numbers(buffer, mask):
 
 
 def _draw_below(key, number, span):
-    """Draw a uniform whole number below `span`, u32[], for row `number`.
+    """Draw a uniform integer below `span`, u32[], for row `number`.
 
     The number is (bits * span) >> 64 with 64 random bits. f32 has too few bits, 24; a
     remainder favours small values (by 1/8 at 1.6e9).
@@ -564,7 +564,7 @@ POLICIES = {
 
 
 def look_up(name: str) -> Policy:
-    """Look up a policy of `POLICIES`, or make one from the user's own module.
+    """Look up a policy of `POLICIES`, or make one from the user's module.
 
     Raises:
       Refused: naming config.replay.policy and what is allowed.

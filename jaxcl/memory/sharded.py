@@ -95,7 +95,7 @@ def create(example: core.PyTree, replay: core.Replay) -> buffer.Buffer | Shards:
 
 
 def find_policy(replay: core.Replay) -> policies.Policy:
-    """Find the policy of config.replay, for a memory that `create` made.
+    """Find the policy of config.replay, for a memory from `create`.
 
     If the memory is split, the policy runs on each device by itself: slots are local,
     and its state has a part for each device. A draw is uniform over the memory only if

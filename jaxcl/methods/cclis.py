@@ -65,7 +65,7 @@ def make(
       leftover: keep a term of the row's own class in the scores, as the released code
         does by mistake.
       share: share of stored rows in a batch; None: their share of all rows.
-      memory_size: rows kept.
+      memory_size: number of stored rows.
       prototype_rate: learning rate of the prototypes, at the peak of the schedule.
       hidden_dim, output_dim: widths of the projector; None: as wide as the encoder's
         features.

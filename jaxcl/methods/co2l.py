@@ -56,7 +56,7 @@ def make(
       distill_temperature, past_temperature: temperatures of IRD, kappa of student and
         teacher.
       frozen_bn: "batch" or "running" statistics in the teacher.
-      memory_size: rows kept.
+      memory_size: number of stored rows.
       hidden_dim, output_dim: widths of the projector; None: as wide as the encoder's
         features.
 

@@ -255,7 +255,7 @@ def cut_mix(
       label: i32[B].
       probability: probability that the batch is mixed at all.
       alpha: the box has a share of 1 - Beta(alpha, alpha) of the area, minus its part
-        outside the image, in whole pixels.
+        outside the image, rounded to pixels.
 
     Returns:
       Images; i32[B], labels of the boxes' images; f32[], share outside the box.

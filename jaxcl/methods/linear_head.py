@@ -49,7 +49,7 @@ def make(
     """Predict by a linear layer on standardised features; our control, of no paper.
 
     Args:
-      memory_size: features that are kept and replayed; 0: none.
+      memory_size: number of features stored for replay; 0: none.
       lr: rate of the descent, which has no momentum and no decay.
       steps: descents on each batch, each with other rows from the memory.
     """

@@ -32,7 +32,7 @@ def make(
     """Predict by the stored features that are nearest.
 
     Args:
-      memory_size: features that are kept.
+      memory_size: number of stored features.
       k: neighbours that vote.
       temperature: temperature of their weights.
     """

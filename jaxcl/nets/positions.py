@@ -1,7 +1,7 @@
 """Positions of patches: learned tables for other grids, fixed tables, rotations.
 
 Grids count patches, rows first: position (row, column) of a grid of R x C. All tables
-are made on the host, since grids are known when a program is traced.
+are computed on the host, since grids are known when a program is traced.
 """
 
 from typing import Literal

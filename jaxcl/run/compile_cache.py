@@ -34,7 +34,7 @@ def use_cache(choice: str) -> str | None:
 
     Raises:
       Refused: the folder named cannot be used: other users may write to it.
-      OSError: it cannot be made.
+      OSError: it cannot be created.
     """
     current = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
     if current:

@@ -101,7 +101,7 @@ def make(
 
     Args:
       evaluators: config.evaluators.
-      parts: core.EvalParts, from which evaluators are made.
+      parts: core.EvalParts, which evaluators are built from.
       workdir: the run directory; pictures go to plots/, or plots/KEY.
       untrained: whether to evaluate before the first step, too.
       plots: whether pictures are drawn.

@@ -80,7 +80,7 @@ def acquire(folder: epath.PathLike) -> Lock:
 
 @contextlib.contextmanager
 def hold_lock(folder: epath.PathLike) -> Iterator[None]:
-    """Hold the lock of a directory, made if missing, for all processes of the run."""
+    """Hold the lock of a directory, created if missing, for all processes of a run."""
     lock = failure = None
     if jax.process_index() == 0:
         try:

@@ -52,7 +52,7 @@ class RowFile:
         keeps a copy of the file: its results are in the checkpoint.
 
         Args:
-          path: path of the file, which is made if missing.
+          path: path of the file, created if missing.
           offset: bytes returned by `save` when the checkpoint was made.
         """
         head = path.read_bytes()[:offset] if path.exists() else b""

@@ -16,7 +16,7 @@ class Recorder:
     """The open records of a run. Close them at its end.
 
     Args:
-      workdir: the run directory; made if missing.
+      workdir: the run directory; created if missing.
       num_tasks: number of tasks of the run.
       rows: bytes of rows to keep, returned by `save` at the checkpoint to resume from.
       write: whether anything is written: True in the first process alone.

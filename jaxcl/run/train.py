@@ -45,7 +45,7 @@ def run_tasks(
 
     Args:
       work: job from `build.build`.
-      workdir: the run directory; made if missing.
+      workdir: the run directory; created if missing.
       stop: function called after each call of the step and before each evaluator; if it
         returns True the run saves and raises `Interrupted`.
       step: `job.compile_step(work)`, where several runs share the program.

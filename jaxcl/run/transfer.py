@@ -39,7 +39,7 @@ TRAINING = ("method", "optimizer", "schedule")  # sections of runs that train
 
 
 class Transfer(NamedTuple):
-    """A prepared transfer run, made from a config that has a `checkpoint`."""
+    """A prepared transfer run, built from a config that has a `checkpoint`."""
 
     state: core.TrainState  # of the encoder alone
     source: dict  # path, number, step and checksum of the checkpoint, as JSON
@@ -169,7 +169,7 @@ def input_width(place: CheckpointPlace) -> int | None:
     All checkpoints of a run agree, so the newest readable one is used.
 
     Returns:
-      The width; None for a user's own encoder, whose parameters have other names.
+      The width; None for a user's encoder, whose parameters have other names.
 
     Raises:
       Refused: no checkpoint can be read, or it has no encoder.

@@ -365,7 +365,7 @@ def make_encoder(card: dict, params: core.PyTree, stats: core.PyTree) -> Encoder
     module = make_module(card["encoder"])
     try:
         program = _compile_network(module)
-    except TypeError:  # a module of the user's own with an option that has no hash
+    except TypeError:  # a user's module with an option that has no hash
         program = _compile_network.__wrapped__(module)
     rows = jax.eval_shape(program, params, stats, blank_inputs(card["input"]))
     return Encoder(module, rows.shape[-1], card, params, stats, program)

@@ -212,7 +212,7 @@ def _resample(image, box, shape, interpolation):
 
 
 def _draw_box(key, height, width, scale, ratio):
-    """Return torchvision's crop box (top, left, h, w), f32[] whole numbers."""
+    """Return torchvision's crop box (top, left, h, w), f32[] integers."""
     u = jax.random.uniform(key, (2 * _TRIES + 2,))
     area = height * width * (scale[0] + (scale[1] - scale[0]) * u[:_TRIES])
     low, high = math.log(ratio[0]), math.log(ratio[1])
@@ -272,7 +272,7 @@ def center_crop(image: jax.Array, *, size: int) -> jax.Array:
 def shift_image(key: jax.Array, image: jax.Array, *, pad: int) -> jax.Array:
     """Move the image by up to `pad` pixels in each direction; the rest is black.
 
-    Rows and columns move by whole numbers from -pad to pad, drawn uniformly and
+    Rows and columns move by integers from -pad to pad, drawn uniformly and
     independently: RandomCrop with `padding=pad` and the image's own size.
     """
     _require(pad >= 0, "pad", pad, "at least 0")

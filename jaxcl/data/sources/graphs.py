@@ -245,7 +245,7 @@ def _features(origin, arrays, edges, names, std, normalise) -> np.ndarray:
             raise Refused(f"{origin}: node {name} that are not finite")
         columns += _one_hot(origin, values) if name == "labels" else [values]
     features = np.concatenate(columns, axis=1, dtype=np.float64)
-    # float32, of which a network is made, ends at 3.4e38.
+    # float32, in which a network computes, ends at 3.4e38.
     if not np.abs(features).max() <= np.finfo(np.float32).max / features.shape[1]:
         raise Refused(f"{origin}: node attributes that are too large")
     if normalise:

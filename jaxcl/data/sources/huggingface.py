@@ -116,7 +116,7 @@ def huggingface(
       split is its name up to the first "-", or its folder, if the name is a number.
     train_split, validation_split, test_split: name of a split; None: no such split.
     image_key, label_key: names of columns. Images are encoded bytes, or structs with
-      such. Labels are whole numbers (-1 or missing: no label), or text, whose classes
+      such. Labels are integers (-1 or missing: no label), or text, whose classes
       are sorted. label_key None: no labels.
     classes: path of a text file that names the classes to keep, in that order.
     test: share of each class's labelled train images that becomes the test split if

@@ -55,9 +55,9 @@ def store_set(
       name: name of the set, for messages and run directories.
       images: u8[N, H, W] or u8[N, H, W, C], C from 1 to 16; not copied, so
         leave it alone.
-      labels: N whole numbers or strings, the classes in sorted order; -1 or None where
+      labels: N integers or strings, the classes in sorted order; -1 or None where
         unknown.
-      domains: N whole numbers or strings, sorted, digits in strings by value;
+      domains: N integers or strings, sorted, digits in strings by value;
         None: one domain.
       class_names: names for labels that are numbers, from 0 on; None: the numbers.
 

@@ -30,7 +30,7 @@ def image_lists(
 ) -> stream.Dataset:
     """Read image files and labels from list files, decoded row by row.
 
-    A line is a path and, last, its label, a whole number from 0; blank lines are
+    A line is a path and, last, its label, an integer from 0; blank lines are
     skipped. Labels are never renumbered, even where a list lacks a class.
 
     path: folder that the paths in the lists are relative to.

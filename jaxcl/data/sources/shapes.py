@@ -17,7 +17,7 @@ Domain = Literal["plain", "outline", "busy", "night"]
 DOMAINS: tuple[Domain, ...] = ("plain", "outline", "busy", "night")
 
 _SAMPLES = 4  # per side of a pixel
-_UNIT = 1 << 16  # fixed point: vertices are whole numbers, so every machine agrees
+_UNIT = 1 << 16  # fixed point: vertices are integers, so every machine agrees
 
 
 def _star(points: int, radius: float, inner: float = 1.0) -> Polygon:
@@ -174,7 +174,7 @@ def _draw_image(
     canvas[_outline(mask, side // 20) if look.outline else mask] = ink
     pixels = canvas.reshape(size, _SAMPLES, size, _SAMPLES).sum((1, 3)) // _SAMPLES**2
     tint = rng.randint(-10, 11, 3)
-    # The sum of four uniform whole numbers is near a normal one.
+    # The sum of four uniform integers is near a normal one.
     steps = rng.randint(-256, 257, (4, size, size, 3)).sum(0)
     image = pixels[..., None] + tint + steps * round(noise * 221) // (256 * 256)
     return np.clip(image, 0, 255).astype(np.uint8)

@@ -1,7 +1,7 @@
 """Sets in shards: tar files in WebDataset's layout, read image by image.
 
 A shard is a tar file without compression. The members `KEY.jpg` (or .png, .webp, ...)
-and `KEY.cls`, a whole number, are an image and its label. `shards_index.npz` has the
+and `KEY.cls`, an integer, are an image and its label. `shards_index.npz` has the
 place of each image, so that a row is one read of a range, on a disk or in a bucket.
 """
 

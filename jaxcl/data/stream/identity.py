@@ -36,7 +36,7 @@ class Identity(NamedTuple):
     by_bytes: np.ndarray  # bool[], marks digest the bytes, not sizes and times
 
     def digest(self) -> str:
-        """Return the sha256 of the whole identity."""
+        """Return the sha256 of the identity."""
         digest = hashlib.sha256()
         for array in self:
             kind = array.dtype.kind

@@ -56,7 +56,7 @@ class Schedule:
     cache: dict = dataclasses.field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
-        """Return steps of the whole task."""
+        """Return all steps of the task."""
         return self.epochs * self.steps_per_epoch
 
     def __getitem__(self, step: int) -> np.ndarray:

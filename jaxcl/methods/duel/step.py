@@ -213,7 +213,7 @@ def _begin_task(setup, state, task):
 
 
 def _memory(state):
-    """Return the memory, whole, as evaluators read it."""
+    """Gather the memory, as evaluators read it."""
     return active_memory.join_shards(state.extra.memory)
 
 

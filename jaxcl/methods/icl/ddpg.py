@@ -80,7 +80,7 @@ class Options:
     discount: schema.Share = 0.99  # gamma
     target_rate: schema.Share = 1e-3  # m, how much of the networks enters their targets
     batch: schema.Count = 32  # transitions of an update
-    capacity: schema.Count = 10_000  # transitions that are kept, always the latest
+    capacity: schema.Count = 10_000  # stored transitions, always the latest
     warmup: schema.Natural = 100  # first actions, which are uniform in [0, 1]
     noise_reversion: schema.Weight = 0.15  # theta, per unit of time
     noise_scale: schema.Weight = 0.2  # sigma, before the sigmoid

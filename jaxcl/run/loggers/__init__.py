@@ -2,7 +2,7 @@
 
 A logger is a module with a function `make(directory, rows)`, which gives an object with
 `write(row)` and `close()`. `config.loggers` names those of this package and, with a
-dot, the user's own:
+dot, a user's module:
 
     # mine/log.py, for --config.loggers=mine.log
     class _Printer:

@@ -2,7 +2,7 @@
 
 A module has `make(*, ...)`, whose keyword arguments are options of
 config.method.base, and which returns a `records.Base`. A name with a dot is a module of
-a user's own package.
+a user's package.
 """
 
 from collections.abc import Callable, Mapping

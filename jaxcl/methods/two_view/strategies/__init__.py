@@ -2,7 +2,7 @@
 
 A module has `make(*, ...)`, whose keyword arguments are options of
 config.method.strategy, and which returns a `records.Strategy`. A name with a dot is a
-module of a user's own package. The losses of CaSSLe and PNR depend on the base and are
+module of a user's package. The losses of CaSSLe and PNR depend on the base and are
 defined there; the others are the same for every base. Projections and the loss of the
 base replace the logits and likelihoods of their papers.
 """

@@ -19,7 +19,7 @@ def make(
 
     Args:
       weight: weight of the term that it adds.
-      memory_size: examples that are kept.
+      memory_size: number of stored examples.
     """
 
     def term(base, x):

@@ -12,7 +12,7 @@ def make(
     """Train on mixtures with stored images: LUMP (Madaan et al., ICLR 2022).
 
     Args:
-      memory_size: examples that are kept.
+      memory_size: number of stored examples.
       mix: mixtures are drawn from Beta(mix, mix).
     """
 
