@@ -47,7 +47,7 @@ from helpers import (
     toy,
 )
 from helpers.config_functions import FUNCTIONS
-from helpers.forward import no_gradients
+from helpers.forward import cheap_traces
 from jaxcl import core, optim, plots, schema
 from jaxcl.config import build, sections
 from jaxcl.data import stream
@@ -82,6 +82,7 @@ SMALL = dict(
 # What is observed
 
 
+@functools.cache  # programs of passes and of functions of jnp come again and again
 def text(program) -> str:
     """A digest of a traced program, the arrays inside it included."""
     arrays = [np.asarray(x).tobytes() for x in program.consts if hasattr(x, "tobytes")]
@@ -139,7 +140,7 @@ def clean(line):
 
 def traced(function, *arguments):
     """A program without its gradients, and the shapes that it returns."""
-    with no_gradients():
+    with cheap_traces():
         return jax.make_jaxpr(function, return_shape=True)(*arguments)
 
 
@@ -380,7 +381,7 @@ def dry_runs(calls):
 
         return call
 
-    with mock.patch.object(jax, "jit", jit), no_gradients():
+    with mock.patch.object(jax, "jit", jit), cheap_traces():
         yield
 
 
