@@ -591,6 +591,8 @@ STORED = in_memory.store_set(
 # Whole configs
 
 MLP = {"name": "mlp", "widths": (4,)}
+CHEAP_VIEWS = {"augment.crop": False, "augment.flip": 0.5}
+CHEAP_VIEWS |= {"augment.jitter_probability": 0.0}
 ER = toy.ONLINE | {"method": {"name": "er"}, "encoder": MLP}
 TOY_VIT = {"encoder": {"name": "vit"} | VIT | {"patch": 4, "image_size": 8}}
 SECTIONS = {x: y for x, y in toy.config().to_dict().items() if isinstance(y, dict)}
@@ -598,7 +600,7 @@ SECTIONS = {x: y for x, y in toy.config().to_dict().items() if isinstance(y, dic
 
 def of_config(_, changes):
     """The records of a job, what building it prints, and the program of its step."""
-    changes, printed = {"encoder": MLP} | changes, io.StringIO()
+    changes, printed = {"encoder": MLP} | CHEAP_VIEWS | changes, io.StringIO()
     with tempfile.TemporaryDirectory() as folder:
         with contextlib.redirect_stdout(printed):
             work = run_directories.untried(pathlib.Path(folder), **changes)
