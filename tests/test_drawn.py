@@ -1,0 +1,179 @@
+"""What the pictures of runs show: points, bands, orders and names, before rendering."""
+
+import numpy as np
+import pytest
+
+from helpers import pictures
+from jaxcl import plots
+
+
+@pytest.fixture
+def draw(monkeypatch):
+    """draw(function, ...) -> the axes of its figure, which is not rendered."""
+    figures = []
+    monkeypatch.setattr(
+        plots, "save_figure", lambda figure, *_, **__: figures.append(figure)
+    )
+
+    def run(function, *given, **options):
+        function(*given, "path", **options)
+        return figures[-1].axes
+
+    return run
+
+
+def points(line):
+    return np.transpose(line.get_data())
+
+
+def test_a_life_has_its_interval_its_limit_and_what_was_rolled_back(draw):
+    lives = {
+        1: plots.LifePoint(0.9, 0.85, 0.8, 0.87, 0.02, True),
+        3: plots.LifePoint(0.7, 0.72, 0.71, 0.76, None, False),
+    }
+    (axes,) = draw(plots.life, lives)
+    for drawn, number, label in zip(
+        axes.containers, lives, ("accepted", "rolled back"), strict=True
+    ):
+        line, _, (bars,) = drawn
+        point = lives[number]
+        assert drawn.get_label() == label
+        np.testing.assert_allclose(points(line), [[number, 100 * point.accuracy]])
+        ends = [[number, 100 * point.low], [number, 100 * point.high]]
+        np.testing.assert_allclose(bars.get_segments()[0], ends)
+    lines = {line.get_label(): line for line in axes.lines}
+    np.testing.assert_allclose(points(lines["reference"]), [[1, 90], [3, 70]])
+    np.testing.assert_allclose(points(lines["limit"]), [[1, 88], [3, np.nan]])
+
+
+@pytest.mark.parametrize("ends, named", [([10, 30, 40], True), ([10, 11, 40], False)])
+def test_every_other_task_is_shaded_and_each_is_named_where_it_has_room(
+    draw, ends, named
+):
+    steps, mean, half = np.array([10, 30]), np.array([0.5, 0.25]), np.array([0.1, 0.2])
+    runs = {"one": (steps, mean, half), "none": (steps, mean, None)}
+    (axes,) = draw(plots.anytime, runs, task_ends=ends)
+    (shade,) = axes.patches
+    assert (shade.get_x(), shade.get_width()) == (ends[0], ends[1] - ends[0])
+    middles = {text.get_text(): text.get_position()[0] for text in axes.texts}
+    assert middles == ({"task 1": 5, "task 2": 20, "task 3": 35} if named else {})
+    for line in axes.lines:
+        np.testing.assert_allclose(points(line), [[10, 50], [30, 25]])
+    (band,) = axes.collections
+    corners = band.get_paths()[0].vertices
+    assert {*np.round(corners[corners[:, 0] == 30, 1], 6)} == {5, 45}
+    (axes,) = draw(plots.per_step, {"loss": (steps, mean)}, task_ends=ends)
+    np.testing.assert_allclose(points(axes.lines[0]), [[10, 0.5], [30, 0.25]])
+    (shade,) = axes.patches
+    assert axes.get_xlim()[1] > 40 and axes.get_ylim()[0] == 0
+
+
+def test_shares_of_classes_stand_in_the_order_of_the_first_time(draw):
+    shares = np.random.default_rng(0).dirichlet(np.ones(4), 11)
+    (axes,) = draw(plots.class_shares, np.arange(11) * 10, shares)
+    order = np.argsort(-shares[0])
+    chosen = [0, 2, 4, 6, 8, 10]
+    assert pictures.legend(axes) == [f"step {10 * i}" for i in chosen]
+    level, *lines = axes.lines
+    assert {*level.get_ydata()} == {25}
+    for line, i in zip(lines, chosen, strict=True):
+        np.testing.assert_allclose(line.get_ydata(), 100 * shares[i][order])
+    assert [x.get_text() for x in axes.get_xticklabels()] == [str(x) for x in order]
+    many = np.linspace(1, 0, 45)[
+        None
+    ]  # of 45 classes a mean of two or three in each place
+    (axes,) = draw(plots.class_shares, [0], many / many.sum())
+    labels = [int(x.get_text()) for x in axes.get_xticklabels()]
+    assert len(labels) == plots.MOST_NAMES and labels[:2] == [1, 4] and labels[-1] == 44
+
+
+def test_spreads_of_classes_stand_in_the_order_of_the_first_similarities(draw):
+    first, other = np.random.default_rng(0).random((2, 2, 5))
+    (axes,) = draw(plots.class_spread, {"first": first, "other": other})
+    order = np.argsort(first[1])
+    want = [row[order] for row in (*first, *other)]
+    for line, values in zip(axes.lines, want, strict=True):
+        np.testing.assert_allclose(line.get_ydata(), values)
+    kinds = [
+        f"{name}: {kind}" for name in ("first", "other") for kind in ("intra", "inter")
+    ]
+    assert pictures.legend(axes) == kinds
+
+
+def test_points_have_the_names_of_their_classes(draw):
+    rows = np.arange(8.0).reshape(4, 2)
+    options = {"title": "t", "class_names": ["a", "b", "$c"]}
+    (axes,) = draw(plots.scatter, rows, [2, 0, 2, 7], **options)
+    assert pictures.legend(axes) == ["a", r"\$c", "7"]
+    for dots, want in zip(axes.collections, ([1], [0, 2], [3]), strict=True):
+        np.testing.assert_array_equal(dots.get_offsets(), rows[want])
+    drawn, _ = draw(plots.scatter, np.zeros((30, 2)), np.arange(30), title="t")
+    np.testing.assert_array_equal(drawn.collections[0].get_array(), np.arange(30))
+
+
+def test_each_neighbour_has_its_similarity(draw):
+    images = np.arange(6, dtype=np.uint8).reshape(2, 3, 1, 1, 1)
+    shares = np.array([[0.25, 0.5], [0.75, 1.0]])
+    panels = draw(plots.neighbours, images[:, 0], images[:, 1:], shares, title="t")
+    titles = ["image", "0.25", "0.50", "", "0.75", "1.00"]
+    assert [axes.get_title() for axes in panels] == titles
+    shown = [axes.images[0].get_array()[0, 0] for axes in panels]
+    np.testing.assert_array_equal(shown, np.arange(6)[:, None] + np.zeros(3))
+
+
+def test_a_summary_has_its_images_and_the_last_value_of_each_curve(draw):
+    images = [np.full((2, 2, 2), value, np.uint8) for value in range(3)]
+    runs = {"low": [[0.8, 0.5], [0.9, 0.6]], "near": [0.3, 0.56], "flat": [0.2]}
+    strip, axes = draw(plots.summary, runs, [images], title="t", chance=0.1)
+    sheet = strip.images[
+        0
+    ].get_array()  # of channels that are not three the first is grey
+    np.testing.assert_array_equal(sheet[::2, ::2, 2], [[0, 1], [2, 255]])
+    assert axes.get_ylim() == (8, 101)
+    curves = {line.get_label(): line.get_ydata() for line in axes.lines}
+    np.testing.assert_allclose(curves["low (2 seeds)"], [85, 55])
+    np.testing.assert_allclose(curves["flat"], [20, 20])
+    ends = {text.get_text(): text.xy[1] for text in axes.texts}
+    assert [*ends] == ["flat  20 %", "low  55 %", "near  56 %"]
+    np.testing.assert_allclose([*ends.values()], [20, 55, 55 + 91 / 14])
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ends"),
+    [
+        (0.42, 0.58, (40, 60)),
+        (0.4, 0.9, (40, 90)),
+        (0.97, 0.99, (80, 100)),
+        (0, 0, (0, 20)),
+    ],
+)
+def test_a_heat_map_has_each_accuracy_in_its_place(draw, low, high, ends):
+    matrix = np.array([[high, np.nan], [low, high]])
+    names = ["one", "a name of more than twenty-four letters"]
+    axes, _ = draw(plots.accuracy_matrix, matrix, title="t", task_names=names)
+    texts = {text.get_position(): float(text.get_text()) for text in axes.texts}
+    value, other = round(100 * high, 1), round(100 * low, 1)
+    assert texts == {(0, 0): value, (0, 1): other, (1, 1): value}  # (column, row)
+    assert axes.images[0].get_clim() == ends
+    shown = [tick.get_text() for tick in axes.get_xticklabels()]
+    assert shown[0] == "one" and len(shown[1]) == plots.LONGEST
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["1", "2"]
+
+
+def test_an_overview_of_one_task_has_bars_before_and_after():
+    names = ["knn/x_incremental", "linear/x_incremental"]
+    results = {"matrices": {names[0]: [[0.5]], names[1]: [[0.75]], "knn/all": [[0.1]]}}
+    results |= {"untrained": {names[1]: [0.25]}, "task_names": ["a"]}
+    rows = [{"step": 1, "loss": 2.0}, {"step": 2}, {"step": 3, "loss": 0.0}]
+    bars, training = plots.overview(results, rows).axes
+    heights = [[bar.get_height() for bar in drawn] for drawn in bars.containers]
+    np.testing.assert_allclose(heights, [[np.nan, 25], [50, 75]])
+    np.testing.assert_allclose(points(training.lines[0]), [[1, 2], [3, 0]])
+    results["matrices"] = {names[0]: [[0.5, np.nan], [0.25, 0.75]]}
+    heat, *_ = plots.overview(results | {"task_names": ["a", "b"]}, rows).axes
+    assert [text.get_text() for text in heat.texts] == ["50.0", "25.0", "75.0"]
+
+
+def test_an_axis_of_many_tasks_shows_the_first_and_every_fifth():
+    assert plots.choose_axis_numbers(3) == [1, 2, 3]
+    assert plots.choose_axis_numbers(21) == [1, 5, 10, 15, 20]
