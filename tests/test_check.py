@@ -238,13 +238,21 @@ def test_an_image_counts_as_a_duplicate_once(monkeypatch):
     )
 
 
-def test_what_a_check_refuses(copy):  # noqa: F811
+def test_what_a_check_refuses(copy, monkeypatch):  # noqa: F811
     where = str(copy / "run")
     with pytest.raises(Refused, match="--rows=5"):
         check.check(where, str(copy / "new.npz"), rows=5)
     with pytest.raises(Refused, match=r"config\.data.*none\.npz"):
         check.check(where, str(copy / "none.npz"))
     assert cli.main(["check", where, "--data=none.npz"]) == 2
+    asked = {"test": "t", "rows": 30, "limit": 0.1, "confidence": 0.9}
+    told = []
+    monkeypatch.setattr(
+        check, "check", lambda *_, **named: told.append(named) or {"advice": "update"}
+    )
+    words = [f"--{name}={value}" for name, value in asked.items()]
+    assert cli.main(["check", where, "--data=x", "--json", *words]) == 4
+    assert told == [asked]
 
 
 def test_witnesses_and_far_images_are_those_of_a_loop():
@@ -315,6 +323,9 @@ def test_new_images_differ_from_a_p_value_of_a_hundredth_on(
     for wrong in (19, 5001):
         with pytest.raises(Refused, match=f"--rows={wrong}"):
             check.check(str(tmp_path), "new", rows=wrong)
+    old.features[3, 1] = np.nan
+    with pytest.raises(Refused, match=check.embedding.NOT_FINITE):
+        check.check(str(tmp_path), "new", rows=20)
 
 
 def test_a_run_s_sample_has_a_part_of_each_set_and_is_embedded_once(

@@ -425,8 +425,8 @@ def test_steps_that_arrive_together_have_one_speed(monkeypatch):
     seconds = iter([0.0, 10.0, 30.0, 30.0])
     monkeypatch.setattr(metrics_log.time, "monotonic", lambda: next(seconds))
     work = types.SimpleNamespace(
-        data=types.SimpleNamespace(batch_size=50),
-        batches_per_step=lambda task: 1,
+        data=types.SimpleNamespace(batch_size=25),
+        batches_per_step=lambda task: 2,
         loop=types.SimpleNamespace(steps_per_call=2),
         logging=types.SimpleNamespace(every=2),
     )

@@ -245,13 +245,16 @@ def test_sections_are_those_of_the_run_and_accepted_updates(tmp_path, monkeypatc
     assert found == [tmp_path.name, "0001", "0003"]
 
 
-@pytest.mark.parametrize("common", [49, 50])
+@pytest.mark.parametrize(
+    ("common", "protocol"), [(49, "knn"), (50, "knn"), (60, "other")]
+)
 def test_a_check_compares_answers_on_the_images_of_the_reference(
-    tmp_path, monkeypatch, common
+    tmp_path, monkeypatch, common, protocol
 ):
-    """From 50 images in common on; else the reference's own accuracy is compared."""
+    """From 50 images in common on; else the reference answers, and its own accuracy
+    is compared."""
     judge, old = (
-        make_judge(range(100)),
+        make_judge(range(100), protocol),
         make_judge([*range(99 - common, 99)][::-1] + [200, 201]),
     )
     right = np.arange(100) % 3 > 0
@@ -266,10 +269,16 @@ def test_a_check_compares_answers_on_the_images_of_the_reference(
         (check.transfer, "run_transfer", None),
         (check.identity, "identify", None),
         (references, "describe_images", judge),
-        (references, "read_answers", {"knn": right}), (references, "is_there", True),
+        (references, "is_there", True),
         (references, "read_reference", references.Reference("gone", old, {"knn": was})),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, lambda *given, value=value, **options: value)
+    again = np.arange(100) % 2 > 0  # what the reference answers now
+    monkeypatch.setattr(
+        references,
+        "read_answers",
+        lambda folder: {"knn": right if folder.name == "now" else again},
+    )
     asked = []
     decide = lambda *given: asked.append(given) or gate.UNDECIDED  # noqa: E731
     monkeypatch.setattr(gate, "decide", decide)
@@ -288,7 +297,8 @@ def test_a_check_compares_answers_on_the_images_of_the_reference(
         assert asked == [(pairs, 0.02, *[pytest.approx(0.025)] * 2)]
     else:
         assert found["images"] == 100 and found["accuracy_before"] == was.mean()
-        assert found["lost"] == found["gained"] == 0
+        pairs = gate.count_pairs(again, right)
+        assert (found["lost"], found["gained"]) == (pairs.lost, pairs.gained)
 
 
 def test_images_that_cannot_be_read_are_known_by_their_names():

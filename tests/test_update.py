@@ -986,3 +986,38 @@ def test_ids_of_images_are_their_paths_within_the_set(tmp_path):
     assert served.list_ids(
         types.SimpleNamespace(reader=None), np.array([2]), section
     ) == ["2"]
+
+
+@pytest.mark.parametrize(
+    ("accepted", "index"), [(True, "adapt"), (True, "keep"), (False, "adapt")]
+)
+def test_files_for_an_index_are_left_by_what_is_accepted(monkeypatch, accepted, index):
+    """An adapter maps queries to the old encoder's index, where that is the verdict."""
+    between = types.SimpleNamespace(source="the old", target="the new")
+    compared, kits = served.Comparison({"rows": 9}, {}, "a map", between), []
+    tasks = {"cost": {"per_task": [{"steps": 1}, {"steps": 2}]}}
+    for module, name, value in (
+        (update_command, "_prepare_evaluation", None),
+        (update_command, "measure_accuracies", {}),
+        (update_command, "_answer_as_reference", {}),
+        (update_command, "_compare_answers", {}),
+        (served, "embed_old", "rows"),
+        (served, "compare", compared),
+        (finish, "run_job", tasks),
+        (update_verdict, "decide_index", index),
+        (update_verdict, "list_broken", [] if accepted else ["a limit"]),
+    ):
+        monkeypatch.setattr(module, name, lambda *given, value=value, **options: value)
+    monkeypatch.setattr(served, "write_kit", lambda *given: kits.append(given[2]))
+    monkeypatch.setattr(maps, "pack_map", lambda *given: given)
+    monkeypatch.setattr(lineage, "write_report", lambda folder, *given: given)
+    options = types.SimpleNamespace(average=None, index=0.9, neighbours=7)
+    work = types.SimpleNamespace(
+        workdir="w", parent="p", asked={}, options=options, limits=None
+    )
+    ready = types.SimpleNamespace(job=None, evaluation=None)
+    report, adapter = update_command._carry_out(work, ready, None)
+    assert report["accepted"] == accepted and report["cost"] == {"steps": 2}
+    assert kits == [7] * accepted
+    maps_queries = accepted and index == "adapt"
+    assert adapter == (("a map", {"target": "the old"}) if maps_queries else None)
