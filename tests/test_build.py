@@ -612,6 +612,18 @@ def test_an_evaluator_waits_for_the_end_if_it_is_asked_to(asked):
     section = {"name": "knn", "last_only": asked}
     made = evaluation.make({"a": section}, parts, None).evaluators["a"]
     assert isinstance(made, evaluation.AtTheEnd) == bool(asked)
+    late = evaluation.AtTheEnd(None, last=2)
+    for step, task, due in ((5, 2, True), (4, 2, False), (5, 1, False)):
+        state = types.SimpleNamespace(step=step, task_start=0, task_steps=5)
+        assert late.is_due(state, task) == due
+
+
+def test_files_are_cropped_as_images_in_memory():
+    how = {"scale": (0.3, 0.7), "ratio": (0.9, 1.6), "interpolation": "bilinear"}
+    changes = {f"augment.{name}": value for name, value in how.items()}
+    top = sections.read_top(resolve.resolve(toy.config(**changes).to_dict()))
+    crop = sections.read_parts(top)[1].crop
+    assert {name: getattr(crop, name) for name in how} == how and crop.size == 8
 
 
 @pytest.mark.parametrize("asked", [None, 1, 2, "task"])

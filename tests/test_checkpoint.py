@@ -13,7 +13,7 @@ import optax
 import pytest
 
 from jaxcl import core, sharding
-from jaxcl.run import checkpoint
+from jaxcl.run import checkpoint, result_file
 
 
 def make_state(seed, mesh):
@@ -246,3 +246,24 @@ def test_full_disk_is_an_error_and_keeps_the_last(tmp_path, caplog):
         signal.signal(signal.SIGXFSZ, old)
     like = {"x": jax.device_put(big["x"], sharding.replicated(mesh))}
     assert checkpoint.Checkpoints(tmp_path).restore(like).number == 1
+
+
+def test_a_run_that_goes_on_counts_its_own_rows_and_seconds(tmp_path, monkeypatch):
+    """The tasks of the other run keep their names and results; new ones are blank."""
+    results = result_file.empty_results(1, task_names=["a"])
+    results = result_file.add_task(results, 0, {"x": [0.5]}, {"y": 1}, 3.0)
+    cursor = {"phase": "evaluated", "results": results, "rows": 9}
+    cursor["seconds"] = {"train": 7.0}
+    restored = checkpoint.Restored("state", cursor, 3)
+    monkeypatch.setattr(checkpoint.Checkpoints, "restore", lambda *_: restored)
+    (tmp_path / "checkpoints").mkdir()
+    names = ["other", "b", "c"]
+    found = checkpoint.restore_start(str(tmp_path), None, names, keep=2).cursor
+    assert found["rows"] == 0 and found["seconds"] == {}
+    assert found["results"]["task_names"] == ["a", "b", "c"]
+    assert found["results"]["seconds"] == [3.0, None, None]
+    assert found["results"]["scalars"] == [{"y": 1}, None, None]
+    assert found["results"]["matrices"] == {}
+    cursor["phase"] = "trained"
+    with pytest.raises(checkpoint.CheckpointError, match="config.start"):
+        checkpoint.restore_start(str(tmp_path), None, names, keep=2)

@@ -7,6 +7,7 @@ import itertools
 import json
 import pathlib
 import re
+import types
 
 import ml_collections
 import numpy as np
@@ -15,13 +16,15 @@ from PIL import Image
 from sklearn import datasets
 
 import jaxcl
-from helpers import config_files, toy
+from helpers import config_files, run_directories, toy
 from jaxcl import errors
 from jaxcl.api import fit as fitting
 from jaxcl.api import inputs, result
 from jaxcl.config import build, own_images
 from jaxcl.data.stream import identity
-from jaxcl.run import encoder_folder, job, result_file, train
+from jaxcl.run import encoder_folder, job, result_file, train, updates
+from jaxcl.update import check
+from jaxcl.update import plan as update_plan
 
 ROOT = pathlib.Path(__file__).parents[1]
 DIGITS = datasets.load_digits()
@@ -570,3 +573,32 @@ def test_an_encoder_goes_elsewhere_from_a_run_that_may_only_be_read(
         assert len(places) == 1
     else:
         assert run.encoder == places[1] and len(places) == 2
+
+
+def test_updates_and_checks_are_told_all_that_a_program_says(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    run_directories.write(folder, {"name": "x"}, [], result_file.empty_results(1))
+    (folder / "resolved.json").write_text('{"seed": 7}')
+    run, told = jaxcl.Result(folder), []
+    assert run.resolved.seed == 7 and run.config.name == "x"
+
+    def make_plan(*given, **named):
+        told.append((*given, named))
+        return types.SimpleNamespace(workdir="w")
+
+    monkeypatch.setattr(update_plan, "make_plan", make_plan)
+    monkeypatch.setattr(update_plan, "say_nothing_new", lambda work: "")
+    monkeypatch.setattr(updates, "read_report", lambda place: {"accepted": True})
+    named = {"test": "t", "old": "o", "join": True, "again": True, "select": "s"}
+    options = {"limits": {"accuracy": 0.5}, "epochs": 3, "average": 0.25}
+    more = {"reference": "r", "options": {"rows": 9}, "accept_as_reference": True}
+    run.update("new", **named, **options, **more)
+    ((place, new, config, asked),) = told
+    assert (place, new) == (str(folder), "new")
+    assert asked == named | {"reference": "r", "becomes_reference": True}
+    assert (config["limits"]["accuracy"], config["train"]["epochs"]) == (0.5, 3)
+    assert (config["average"], config["rows"]) == (0.25, 9)
+    answer = {"advice": "wait", "folder": "c"}
+    monkeypatch.setattr(check, "check", lambda *_, **now: told.append(now) or answer)
+    assert run.check("new", test="t", rows=30, limit=0.1).advice == "wait"
+    assert told[-1] == {"test": "t", "rows": 30, "limit": 0.1}

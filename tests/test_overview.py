@@ -64,6 +64,8 @@ def test_a_long_run_says_how_long_it_takes(tmp_path, monkeypatch, capsys):
     assert {20_000, 5} <= {*numbers(said)}  # 18,000 s
     # 600 of 18,000 s: a thirtieth of the 60 epochs, 10 minutes
     assert "--config.epochs=2," in said and 10 in numbers(said)
+    unlike = toy.change(work, epochs=(20, 60))  # of tasks; the longest is shortened
+    assert cost.describe_duration(unlike, 0.9, 20_000) == said
     large = {"name": "own_images", "encoder": {"name": "resnet"}}
     mine = work._replace(config=work.config | large)
     assert "own_images" in cost.describe_duration(mine, 0.9, 20_000)

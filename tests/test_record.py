@@ -316,6 +316,7 @@ def test_results_and_added_keys_survive_the_file(tmp_path):
     back = result_file.read_results(tmp_path)
     assert back == result_file.jsonable(results)
     assert back["untrained"] == {"x": [0.5, None, 0.25]}
+    assert result_file.untrained(back, "x") == 0.375  # of what was measured
     assert result_file.add_task(back, 2, {}, {}, 1)["untrained"] == back["untrained"]
     whole = strict((tmp_path / "results.json").read_text())
     assert whole.pop("summary") == result_file.summary(results) and whole == back

@@ -24,13 +24,13 @@ def make_judge(rows, protocol="knn", classes=None):
     return references.LabelledImages(names, rows.astype(np.uint64) + 7, kinds, protocol)
 
 
-def make_update(run, number, *, accepted=True, marks=range(200), **record):
+def make_update(run, number, *, accepted=True, marks=range(200), split=2, **record):
     """Write what an earlier update leaves."""
     folder = run / "updates" / f"{number:04d}"
     (folder / "before").mkdir(parents=True)
     marks = np.array(marks, np.uint64) + 7
     zeros = np.zeros(len(marks), np.int32)
-    split, names = np.full(len(marks), 2, np.uint8), marks.astype("S")
+    split, names = np.full(len(marks), split, np.uint8), marks.astype("S")
     known = (names, marks, split, zeros, zeros, np.array([b"a"]), np.array(True))
     identity.write_identity(folder / "before", identity.Identity(*known))
     report = {"accepted": accepted, "asked": {}}
@@ -70,6 +70,8 @@ def test_the_same_images_are_found_again():
         np.testing.assert_array_equal(first[rows], second[at])
         both = sum(min((first == x).sum(), (second == x).sum()) for x in range(12))
         assert len({*rows}) == len({*at}) == len(rows) == both
+    twice = make_judge([4, 4])  # repeated images are matched in order
+    np.testing.assert_array_equal(references.match_images(twice, twice), [[0, 1]] * 2)
     other = make_judge(first, classes=np.array([b"new"] * 15))  # corrected labels
     assert len(references.match_images(make_judge(first), other)[0]) == 0
 
@@ -112,6 +114,13 @@ def test_the_reference_stays_when_the_parent_changes(tmp_path):
     twin = np.array([int(name[:-4]) % 4 > 0 for name in shuffled.names[plan.rows]])
     np.testing.assert_array_equal(plan.reference.right["knn"][plan.at], twin)
     assert plan.change == 0.04
+    right = np.arange(200) % 3 > 0  # the parent is wrong wherever the new one is not
+    found = references.compare_answers(
+        plan, {"knn": ~right}, {"knn": right}, plan.reference.right, 0.02, 0.95
+    )["matrices"]["knn"]
+    pairs = gate.count_pairs(twin, right)
+    assert found["reference"]["lost"] == pairs.lost
+    assert found["parent"]["lost"] == (~right).sum()
     # The update that wrote the file, made again, does not compare with it.
     assert make_plan(tmp_path, judge, number=1).reference is None
 
@@ -156,6 +165,9 @@ def test_images_that_choose_do_not_judge(tmp_path):
     # The encoder was chosen by them once: they never judge again.
     make_update(tmp_path, 1, outcome=gate.ACCEPTED, choosing=100)
     np.testing.assert_array_equal(make_plan(tmp_path, judge).rows, plan.rows)
+    write_reference(tmp_path, make_judge(range(399, -1, -1)))
+    again = make_plan(tmp_path, judge)
+    np.testing.assert_array_equal(again.at, 399 - plan.rows)
 
 
 def test_the_budget_is_that_of_the_outcomes_so_far(tmp_path):
@@ -167,7 +179,8 @@ def test_the_budget_is_that_of_the_outcomes_so_far(tmp_path):
         assert make_plan(tmp_path, judge).share == gate.share_budget(
             past, 0.05, on_trust=True
         )
-    plan = make_plan(tmp_path, make_judge(range(500, 700)))
+    other = make_judge(range(500, 700))
+    plan = make_plan(tmp_path, other)
     assert plan.renewed
     assert plan.share == gate.share_budget(past, 0.05, on_trust=True, renewed=True)
     assert make_plan(tmp_path, judge, number=2).share.error == pytest.approx(
@@ -388,3 +401,30 @@ def test_an_update_becomes_the_reference_if_it_is_accepted(
     )
     assert (kept.run, name) == (run, want[0])
     np.testing.assert_array_equal(right, want[1])
+
+
+@pytest.mark.parametrize("split", [0, 2])
+def test_labelled_images_are_new_if_none_has_judged(tmp_path, split):
+    """Those that neighbours learned from have not; an unreadable one is unknown."""
+    make_update(tmp_path, 1, outcome=gate.ACCEPTED, marks=[5, 2**64 - 7], split=split)
+    judge = make_judge(range(60))
+    assert make_plan(tmp_path, judge).renewed == (split == 0)
+    judge = make_judge(range(10, 70))
+    judge.marks[0] = 0
+    assert make_plan(tmp_path, judge).renewed
+
+
+def test_neighbours_of_another_class_are_another_protocol(tmp_path):
+    make_update(tmp_path, 1, outcome=gate.ACCEPTED)
+    data = identity.read_identity(tmp_path / "updates" / "0001" / "before")
+    data = data._replace(split=(np.arange(200) % 2 * 2).astype(np.uint8))
+    names = np.array([b"a", b"b"])
+    described = []
+    for changed in ((), (0,), (1,)):  # a row of train, and one of test
+        label = np.zeros(200, np.int32)
+        label[list(changed)] = 1
+        images = data._replace(label=label, class_names=names)
+        described.append(references.describe_images(images, {"knn": {}}))
+    first, learned, judged = described
+    assert first.protocol == judged.protocol != learned.protocol
+    assert judged.classes[0] == b"b" and len(judged.marks) == 100

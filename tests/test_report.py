@@ -209,6 +209,28 @@ def test_plasticity_and_the_untrained_network(tmp_path):
     assert rows["alone"]["mean"] == ["82.5"]
 
 
+def test_what_the_first_run_lacks_is_not_compared_with_it(runs):
+    """Differences say over how many seeds they are; configs, what one has alone."""
+    for name, seed in (("b", 0), ("c", 0)):
+        matrix, config = [[0.5, 0.5], [0.5, 0.0]], {f"only_{name}": 1}
+        leave(runs / name, matrix, seed=seed, name="other", config=config)
+    root = page(runs / "ace", runs / "er", runs / "b", runs / "c")
+    found = table(root, "measures of other")
+    assert "Δ" not in "".join(found["b"]["anytime"] + found["c"]["anytime"])
+    value, _, delta = table(root, f"measures of {KNN}")["er"]["average accuracy"]
+    assert value == "58.3" and delta.endswith("n = 2")  # of its three seeds
+    assert root.text().count("only_b") > 1  # as a difference, too
+    (group,) = report_page.run_groups.read_all([runs / "er"])
+    assert report_page._time_of_results(group) == UNIX + 10
+    pictures = runs / "one" / "plots"
+    pictures.mkdir()
+    for name, size in (("a", 1_900_000), ("b", 200_000), ("c", 90_000), ("summary", 9)):
+        (pictures / f"{name}.png").write_bytes(bytes(size))
+    (group,) = report_page.run_groups.read_all([runs / "one"])
+    drawn = report_page._read_pictures(group)
+    assert [name for name, _ in drawn] == ["summary", "a", "c"]
+
+
 def test_accuracy_matrices_are_means_over_seeds(runs):
     leave(runs / "gaps" / "seed_0", [[0.5, None], [0.4, 0.75]])
     leave(runs / "gaps" / "seed_1", [[0.7, None], [None, 0.25]])

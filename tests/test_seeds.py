@@ -156,3 +156,14 @@ def test_spread():
     found = seeds.mean_and_error([None, 1.0, 3.0])
     assert found == {"mean": 2.0, "error": 1.0, "seeds": 2}
     assert seeds.percent(seeds.mean_and_error([None])) == "-"
+
+
+def test_seeds_are_in_order_and_a_curve_with_gaps_has_no_mean(tmp_path):
+    for name in ("seed_10", "seed_2", "seed_x"):
+        (tmp_path / name).mkdir()
+    assert [*seeds.folders(tmp_path)] == [2, 10]
+    results = result_file.empty_results(2)
+    for task, row in enumerate(([None, None], [0.5, 0.75])):  # by `last_only`
+        results = result_file.add_task(results, task, {"x": row}, {}, 1.0)
+    found = seeds.measures(results)["x"]
+    assert found["anytime"] is None and found["average_accuracy"] == 0.625

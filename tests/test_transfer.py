@@ -2,16 +2,18 @@
 
 import json
 import shutil
+import types
 
 import ml_collections
 import pytest
 
 from helpers import run_directories, toy
+from jaxcl import core
 from jaxcl.config import build
 from jaxcl.data.sources import toys
 from jaxcl.data.stream import scenarios
 from jaxcl.evals import knn, linear
-from jaxcl.run import finish, log_file, result_file, train, transfer
+from jaxcl.run import evaluation, finish, job, log_file, result_file, train, transfer
 
 STRATEGY = {"method.strategy": "finetune", "scenario.num_tasks": 5, "epochs": 1}
 PROBE = {"epochs": 3, "augment": False}
@@ -174,6 +176,28 @@ def run_config(**method):
     made = {"encoder": {"name": "conv_net"}, "precision": "bfloat16"}
     augment = {"mean": [0.1], "std": [0.2], "size": 99, "jitter": [0.4] * 4}
     return made | {"augment": augment, "method": {"name": "two_view", **method}}
+
+
+@pytest.mark.parametrize("number", [6, 7])
+def test_results_are_read_again_for_the_same_checkpoint_alone(
+    tmp_path, monkeypatch, number
+):
+    source = {"path": "run", "number": 7}
+    known = result_file.empty_results(1) | {"checkpoint": source | {"number": number}}
+    result_file.write_results(tmp_path, known)
+    measured = core.Result({"knn/x": [0.5]}, {})
+    monkeypatch.setattr(evaluation, "run_evaluators", lambda *_, **__: measured)
+    tasks = types.SimpleNamespace(tasks=[types.SimpleNamespace(name="all")])
+    logging = job.Logging(1, (), False, False)
+    work = transfer.Transfer(None, source, tasks, job.Evaluation({}), logging)
+    results = transfer.run_transfer(work, tmp_path)
+    assert results["checkpoint"] == source
+    assert ("knn/x" in results["matrices"]) == (number == 6)
+    for step in (9, 10):
+        (tmp_path / "checkpoints" / str(step)).mkdir(parents=True)
+    assert transfer.find_checkpoints(str(tmp_path)).numbers == (9, 10)
+    tuned = transfer.complete({}, run_config() | {"tuning": {"lora_rank": 4}})
+    assert tuned["tuning"] == {"lora_rank": 4}
 
 
 def test_what_the_config_says_itself_stays():

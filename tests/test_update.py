@@ -19,6 +19,7 @@ import jaxcl
 from helpers import run_directories, toy
 from jaxcl import cli, core
 from jaxcl.config import build, files, own_images
+from jaxcl.data.stream import identity
 from jaxcl.errors import Refused
 from jaxcl.index import canary, drift, kit, maps
 from jaxcl.index import ways as ways_lib
@@ -212,6 +213,7 @@ def test_fewer_new_images_than_a_batch_come_in_smaller_ones(copy, capsys):
     assert "config.train.batch_size=4" in said
     asked = plan(copy, data="few.npz", **{"train.batch_size": 16})
     assert asked.config["batch_size"] == 16
+    assert plan(copy, data="few.npz", join=True).config["batch_size"] == 48
     assert plan(copy).config["batch_size"] == 48
 
 
@@ -239,7 +241,7 @@ def test_the_smaller_batch_of_few_images_ends_with_their_update(copy):
         shutil.copytree(copy / "run", folder, ignore=shutil.ignore_patterns("updates"))
         saved = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(
-            json.dumps(saved | {"batch_size": batch_size})
+            json.dumps(saved | {"batch_size": batch_size, "data": {"name": "x"}})
         )
         report = {"accepted": accepted, "asked": {"train": asked}}
         (folder / "update.json").write_text(json.dumps(report))
@@ -250,6 +252,10 @@ def test_the_smaller_batch_of_few_images_ends_with_their_update(copy):
     update("0003", 2, asked={})
     update("0004", 16, asked={"batch_size": 16}, accepted=False)
     assert plan(copy).config["batch_size"] == 24
+    update("0005", 20, asked={"batch_size": 20})
+    last = plan(copy)
+    assert last.config["batch_size"] == 20 and last.parent.endswith("0005")
+    assert last.old["data"] == {"name": "digits"}  # old images are those of the run
     assert plan(copy, **{"train.batch_size": 32}).config["batch_size"] == 32
 
 
@@ -379,6 +385,8 @@ def test_a_share_is_chosen_by_what_is_measured(copy):
             plan(copy, average="auto", **changes)
     with pytest.raises(ValueError, match=r"config\.average=1\.5"):
         plan(copy, average=1.5)
+    asked = {"average": "auto", "limits.accuracy_drop": None, "limits.accuracy": 0.5}
+    assert plan(copy, **asked).comparison.choosing.any()
 
 
 @pytest.mark.slow
@@ -485,6 +493,12 @@ def test_images_that_judge_and_are_trained_on_are_counted(copy, capsys):
     np.savez(copy / "new.npz", train_x=PIXELS[690:930])
     plan(copy)
     assert "10 of 200" in capsys.readouterr().out
+    np.savez(copy / "old.npz", train_x=PIXELS[695:930])
+    old = own_images.read_images({"name": "npz", "path": str(copy / "old.npz")})
+    (copy / "run" / identity.FILE).unlink(missing_ok=True)
+    identity.write_identity(copy / "run", identity.identify(old))
+    plan(copy)
+    assert "5 of 200" in capsys.readouterr().out
 
 
 def test_every_row_of_the_new_images_is_trained_on(tmp_path):
@@ -588,8 +602,9 @@ def test_old_data_that_are_gone(copy, capsys):
     work = plan(copy, test=False)
     assert work.old is None
     assert "gone.npz" in capsys.readouterr().out
-    with pytest.raises((ValueError, OSError), match=r"gone\.npz"):
-        plan(copy, **{"limits.index": "keep"})
+    for limit in ({"limits.index": "keep"}, {"limits.overlap": 0.5}):
+        with pytest.raises((ValueError, OSError), match=r"gone\.npz"):
+            plan(copy, **limit)
 
 
 def test_icl_wants_the_old_images(tmp_path):
@@ -812,6 +827,10 @@ def test_the_outcome_is_noted_and_the_first_reference_kept(
     assert answer(work._replace(comparison=known), None) is kept.right and not said
     answer(work, None)
     assert said == ["before"]
+    for name in ("_prepare_evaluation", "measure_accuracies"):
+        monkeypatch.setattr(update_command, name, lambda *given: said.append(given[1]))
+    answer(work._replace(parent="an update of it"), None)  # the run itself, anew
+    assert said[1:] == [str(copy / "run"), None, "reference"]
 
 
 def test_flags_change_the_recipe_of_an_encoder_option_by_option(tmp_path):
@@ -835,6 +854,9 @@ def test_flags_change_the_recipe_of_an_encoder_option_by_option(tmp_path):
     assert made["method"]["strategy"] == {"name": "cassle", "weight": 2.0}
     made = changed("tuning.lora_rank=4", "method.strategy=pnr", "epochs=2")
     assert made["epochs"] == 2 and made["augment"] == {"size": 8}
+    recipe["method"]["strategy"] = {"name": "cassle", "weight": 2.0}
+    found = changed("method.strategy=pnr")["method"]["strategy"]
+    assert found == {"name": "pnr"}  # the options of another do not stay
     recipe["tuning"] = None  # of an encoder that has no adapters
     assert changed()["tuning"] is None
     assert changed("tuning.frozen_layers=1")["tuning"] == {"frozen_layers": 1}
@@ -916,6 +938,10 @@ def test_a_plan_says_all_that_is_asked_and_how_it_is_compared(run, monkeypatch):
     work = plan(run, **careful, **{"limits.accuracy_drop": None})
     assert compared["on_trust"] and not compared["chooses"]
     assert compared["budget"] == pytest.approx(0.05)
+    select = str(run / "test.npz")
+    other = plan(run, average="auto", select=select, becomes_reference=True)
+    assert other.asked["reference"] == {"run": None, "becomes": True}
+    assert other.asked["select"]["data"]["path"] == select and not compared["chooses"]
     # Options that older updates do not have are left out where they are the default.
     assert {*work.asked["limits"]} == {*vars(update_plan.Limits())} - {"confidence"}
     for neighbours, fits in ((99, True), (100, False)):
@@ -1021,3 +1047,42 @@ def test_files_for_an_index_are_left_by_what_is_accepted(monkeypatch, accepted, 
     assert kits == [7] * accepted
     maps_queries = accepted and index == "adapt"
     assert adapter == (("a map", {"target": "the old"}) if maps_queries else None)
+
+
+def test_old_images_are_those_of_the_index_in_use(tmp_path, monkeypatch):
+    """An adapter of the parent maps them to the space of an earlier encoder."""
+    monkeypatch.setattr(maps, "map_to_index", lambda folder, rows: 2 * rows)
+    monkeypatch.setattr(maps, "read_map", lambda path: (None, {"target": "earlier"}))
+    monkeypatch.setattr(kit, "name_encoder", lambda source: source["path"])
+    embedder = types.SimpleNamespace(embed=lambda x: x + 1, source={"path": "parent"})
+    work = types.SimpleNamespace(parent=tmp_path, sample=(np.arange(3), embedder))
+    assert served.embed_old(work).encoder == "parent"
+    (tmp_path / maps.FILE).touch()
+    found = served.embed_old(work)
+    assert found.encoder == "earlier" and found.rows.tolist() == [2, 4, 6]
+
+
+@pytest.mark.parametrize("label", [[0, 1, 1], [0, 1, -1], [1, 1, 1]])
+def test_an_index_is_compared_by_labels_if_every_image_has_one(monkeypatch, label):
+    kinds = {"affine": 0.9, "orthogonal": 0.5}  # the best is the first
+    back = [
+        types.SimpleNamespace(kind=k, recall=x, options=x) for k, x in kinds.items()
+    ]
+    measured, asked = types.SimpleNamespace(back=back, ways={}), []
+    examples = types.SimpleNamespace(label=np.array(label), reader=None)
+    embedder = build.Embedder(3, lambda rows: np.eye(3)[rows], {}, examples)
+    monkeypatch.setattr(build, "make_embedder", lambda config: embedder)
+    monkeypatch.setattr(kit, "name_encoder", lambda source: "new")
+    monkeypatch.setattr(
+        kit, "fit_kit", lambda *_, **named: asked.append(named) or ("kit", measured)
+    )
+    monkeypatch.setattr(drift, "measure_drift", lambda *_, k: {"overlap": 0.25 * k})
+    monkeypatch.setattr(maps, "fit", lambda after, before, *how: how)
+    options = types.SimpleNamespace(neighbours=2)
+    work = types.SimpleNamespace(
+        sample=(np.arange(3), None), options=options, old={"data": {}}
+    )
+    found = served.compare(work, served.OldImages(np.eye(3), "old"), "run")
+    assert (asked[0]["label"] is not None) == (label == [0, 1, 1])
+    assert found.adapter == ("affine", 0.9) and found.kit == "kit"
+    assert found.drift == {"overlap": 0.5, "adapters": kinds, "rows": 3}
