@@ -19,9 +19,6 @@ import pytest  # noqa: E402
 
 pytest.register_assert_rewrite("helpers")  # what they assert is shown in full
 
-from helpers import pictures  # noqa: E402
-from jaxcl import plots  # noqa: E402
-
 SLOW = pathlib.Path(__file__).with_name("slow.txt")
 LAST_SLOW_RUN = pathlib.Path(__file__).with_name("last_slow_run.json")
 # Files that take longest, these the first.
@@ -218,17 +215,3 @@ def decoder(request):
     if request.param == "cv2":
         pytest.importorskip("cv2")
     return request.param
-
-
-@pytest.fixture
-def figures(monkeypatch):
-    """Every figure that is saved; nothing of it may be cut off."""
-    found, save = [], plots.save_figure
-
-    def keep(figure, path):
-        save(figure, path)
-        pictures.check_whole(path)
-        found.append(figure)
-
-    monkeypatch.setattr(plots, "save_figure", keep)
-    return found

@@ -26,6 +26,24 @@ def points(line):
     return np.transpose(line.get_data())
 
 
+def ends_at(band, x):
+    corners = band.get_paths()[0].vertices
+    return [f(corners[corners[:, 0] == x, 1]) for f in (min, max)]
+
+
+def test_a_comparison_has_means_bands_and_is_whole(draw, tmp_path):
+    runs = np.random.default_rng(0).random((3, 5))
+    given = {"ours": runs, "peer": runs[0]}
+    (axes,) = draw(plots.comparison, given, title="t")
+    for line, means in zip(axes.lines, (runs.mean(0), runs[0]), strict=True):
+        np.testing.assert_allclose(points(line).T, [np.arange(1, 6), 100 * means])
+    (band,) = axes.collections  # one run has none
+    low, high = 100 * (runs.mean(0) + np.outer([-1, 1], runs.std(0, ddof=1)))
+    for task in range(5):
+        np.testing.assert_allclose(ends_at(band, task + 1), [low[task], high[task]])
+    assert pictures.legend(axes) == ["ours (3 seeds)", "peer"]
+
+
 def test_a_life_has_its_interval_its_limit_and_what_was_rolled_back(draw):
     lives = {
         1: plots.LifePoint(0.9, 0.85, 0.8, 0.87, 0.02, True),
@@ -59,9 +77,7 @@ def test_every_other_task_is_shaded_and_each_is_named_where_it_has_room(
     assert middles == ({"task 1": 5, "task 2": 20, "task 3": 35} if named else {})
     for line in axes.lines:
         np.testing.assert_allclose(points(line), [[10, 50], [30, 25]])
-    (band,) = axes.collections
-    corners = band.get_paths()[0].vertices
-    assert {*np.round(corners[corners[:, 0] == 30, 1], 6)} == {5, 45}
+    np.testing.assert_allclose(ends_at(axes.collections[0], 30), [5, 45])
     (axes,) = draw(plots.per_step, {"loss": (steps, mean)}, task_ends=ends)
     np.testing.assert_allclose(points(axes.lines[0]), [[10, 0.5], [30, 0.25]])
     (shade,) = axes.patches

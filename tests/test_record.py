@@ -10,11 +10,10 @@ import types
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from PIL import Image
 from tensorboardX.proto import event_pb2
 
 from helpers import run_directories
-from jaxcl import plots, storage
+from jaxcl import storage
 from jaxcl.run import finish, log_file, metrics_log, progress_bar, record, result_file
 from jaxcl.run import terminal as terminal_lib
 from jaxcl.run.loggers import tensorboard
@@ -321,44 +320,6 @@ def test_results_and_added_keys_survive_the_file(tmp_path):
     whole = strict((tmp_path / "results.json").read_text())
     assert whole.pop("summary") == result_file.summary(results) and whole == back
     assert result_file.summary(results)["x"]["plasticity"] == -0.25
-
-
-@pytest.fixture
-def draw(tmp_path, figures):
-    """draw(function, ...) -> pixels u8[H, W, 3] and the figure they came from."""
-
-    def run(function, *args, **options):
-        path = tmp_path / "picture.png"
-        function(*args, path, **options)
-        picture = Image.open(path)
-        assert picture.format == "PNG"
-        pixels = np.asarray(picture.convert("RGB"))
-        height, width, _ = pixels.shape
-        assert 250 < height < 2000 and 250 < width < 2000
-        ink = (pixels < 250).any(-1)
-        assert 0.002 < ink.mean() < 0.95
-        return pixels, figures[-1]
-
-    return run
-
-
-def test_comparison_draws_means_and_bands(draw):
-    runs = np.random.default_rng(0).random((3, 5))
-    _, figure = draw(plots.comparison, {"ours": runs, "peer": runs[0]}, title="t")
-    (axes,) = figure.axes
-    ours, peer = (line.get_xydata() for line in axes.lines)
-    np.testing.assert_allclose(ours.T, [np.arange(1, 6), 100 * runs.mean(0)])
-    np.testing.assert_allclose(peer.T, [np.arange(1, 6), 100 * runs[0]])
-    (band,) = axes.collections  # one run has none
-    spread = np.sqrt(((runs - runs.mean(0)) ** 2).sum(0) / 2)
-    corners = band.get_paths()[0].vertices
-    for task in range(5):
-        heights = corners[corners[:, 0] == task + 1, 1]
-        low, high = 100 * (runs.mean(0)[task] + spread[task] * np.array([-1, 1]))
-        np.testing.assert_allclose([heights.min(), heights.max()], [low, high])
-    assert "%" in axes.get_ylabel() and axes.get_xlabel() == "tasks learned"
-    legend = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert legend == ["ours (3 seeds)", "peer"]
 
 
 def test_only_time_depends_on_the_clock(tmp_path, monkeypatch):

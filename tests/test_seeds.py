@@ -90,6 +90,8 @@ def test_each_seed_starts_from_the_run_of_that_seed(tmp_path, monkeypatch):
     monkeypatch.setattr(build, "build", built)
     runs = of_one(two, tmp_path / "runs")
     runs.make(5)
+    resolved = json.loads((tmp_path / "runs" / "resolved.json").read_text())
+    assert runs.seeds == (4, 5) and (resolved["seed"], resolved["seeds"]) == (4, 2)
     assert asked == [
         (seed, *(str(tmp_path / x / f"seed_{seed}") for x in ("one", "other")))
         for seed in (4, 5)
