@@ -328,6 +328,14 @@ def test_new_images_differ_from_a_p_value_of_a_hundredth_on(
         check.check(str(tmp_path), "new", rows=20)
 
 
+def test_a_run_s_sets_are_its_own_and_those_of_accepted_updates(monkeypatch):
+    reports = {"1": {"accepted": True}, "2": {"accepted": False}, "3": None}
+    monkeypatch.setattr(check.updates, "list_updates", lambda _: [*reports])
+    monkeypatch.setattr(check.updates, "read_report", reports.get)
+    monkeypatch.setattr(check.lineage, "read_run_config", lambda x: {"data": x})
+    assert check._list_sections("0", None) == ["0", "1"]
+
+
 def test_a_run_s_sample_has_a_part_of_each_set_and_is_embedded_once(
     tmp_path, monkeypatch
 ):

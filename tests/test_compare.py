@@ -5,6 +5,7 @@ import types
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from helpers import run_directories
 from jaxcl import cli, plots
@@ -83,6 +84,15 @@ def test_the_command_of_a_scalar(runs, capsys, monkeypatch):
     assert calls == [(str(figure), [5, 10], "memory/entropy", 1.0)]
     assert cli.main(["compare", *folders, "--scalar=memory/x"]) == 2
     assert "--scalar=memory/x" in capsys.readouterr().err
+
+
+def test_the_interval_is_student_s_of_the_seeds():
+    values = [3.0, 5.0, 4.5]
+    found = numbers.estimate_mean([*values, None])
+    error = np.std(values, ddof=1) / np.sqrt(3)
+    want = stats.t.interval(0.95, df=2, loc=np.mean(values), scale=error)
+    np.testing.assert_allclose((found.low, found.high), want)
+    assert found.seeds == 3
 
 
 def test_the_command(runs, capsys):

@@ -9,7 +9,7 @@ import pytest
 
 from helpers import run_directories, toy
 from jaxcl import core, sharding
-from jaxcl.config import build
+from jaxcl.config import build, recipe
 from jaxcl.data import stream
 from jaxcl.data.feed import graph_batches
 from jaxcl.data.sources import toys
@@ -185,6 +185,12 @@ def test_what_cannot_be_gone_on_from_is_refused(rows, tmp_path):
         train.run_tasks(work, tmp_path / "c")
 
 
+def test_a_warmup_fits_the_shortest_task():
+    assert recipe.warmup_epochs(30, 10) == 10
+    assert recipe.warmup_epochs((30, 4, 20), 10) == 3
+    assert recipe.warmup_epochs((200, 25)) == 3 and recipe.warmup_epochs(200) == 10
+
+
 def test_growth_is_the_share_of_the_new_rows():
     images = np.zeros((40, 1, 1, 1), np.uint8)
     rows = stream.Examples(np.zeros(40, "i4"), np.zeros(40, "i4"), images)
@@ -312,11 +318,26 @@ def work_steps(work, task):
     return job.schedule(work, source, task).steps_per_epoch
 
 
-def test_a_run_ends_tasks_by_patience_and_evaluates_when_it_is_due(tmp_path):
+def test_a_run_ends_tasks_by_patience_and_evaluates_when_it_is_due(
+    tmp_path, monkeypatch
+):
+    numbers, save = [], checkpoint.Checkpoints.save
+
+    def note(self, number, *rest):
+        numbers.append(number)
+        save(self, number, *rest)
+
+    monkeypatch.setattr(checkpoint.Checkpoints, "save", note)
     work, step, judged = counted(
         tmp_path,
         lambda now, epoch: (1.0, 0.5, 2.0)[epoch],
-        **{"epochs": 5, "patience": 1, "eval_epochs": 2, "first_tasks": 2},
+        **{
+            "epochs": 5,
+            "patience": 1,
+            "eval_epochs": 2,
+            "first_tasks": 2,
+            "save_every": 7,
+        },
         untrained=True,
     )
     results = train.run_tasks(work, tmp_path, step=step)
@@ -326,6 +347,9 @@ def test_a_run_ends_tasks_by_patience_and_evaluates_when_it_is_due(tmp_path):
     assert judged == [(0, 0), (2 * size, 0), (3 * size, 0), (two, 1), (end, 1)]
     np.testing.assert_allclose(results["untrained"]["a/row"], 0.1)
     assert [x["a/count"] for x in results["scalars"][:2]] == [3.0, 5.0]
+    # Every seven steps of a task, and twice at its end, whose saves count, too
+    saved = [7, 14, 3 * size + 1, 3 * size + 2]
+    assert numbers == saved + [3 * size + 2 + x for x in saved]
     state = toy.saved(work, tmp_path).state
     assert (int(state.step), int(state.task_steps)) == (end, end - 3 * size)
     for task in "01":

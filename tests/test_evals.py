@@ -655,6 +655,21 @@ def test_labels_and_evaluation_rows_are_needed(make, split):
         make(parts)
 
 
+def test_each_batch_of_a_probe_is_read_by_a_key_of_its_own():
+    keys = []
+
+    def read(state, data, rows, key):
+        data = jax.random.key_data(key)
+        jax.debug.callback(lambda x: keys.append(np.asarray(x).tobytes()), data)
+        return jnp.zeros((len(rows), 2))
+
+    rule = head_lib.ProbeSettings(epochs=3, batch_size=8)
+    labels = np.arange(24) % eval_toy.CLASSES
+    fit = head_lib.make_resident_fit(rule, eval_toy.parts_of(), labels, read)
+    jax.block_until_ready(fit(None, None, np.arange(24), 0, 0, 0.1))
+    assert len({*keys}) == len(keys) == 3 * 3
+
+
 def test_neighbours_may_be_the_other_evaluation_rows_or_the_labelled_ones():
     data = eval_toy.dataset()
     some = np.where(np.arange(50) % 3 == 0, data.train.label, -1).astype(np.int32)
@@ -674,8 +689,19 @@ def test_neighbours_may_be_the_other_evaluation_rows_or_the_labelled_ones():
         guess = knn_twin(x, data.test.label, rows, known, mask, **options)
         want = (guess == data.test.label).mean()
         assert found.rows["class_incremental"] == pytest.approx([want])
+        # Within a domain neither is a row its own neighbour.
+        parts = eval_toy.parts_of("domain", given)
+        made = knn.make(parts, batch_size=8, train_on=train_on, **options)
+        rows_of = embedding.assign_tasks(parts)
+        bank_task = rows_of.train_task if rows is bank else rows_of.test_task
+        inside = mask & (bank_task == rows_of.test_task[:, None])
+        guess = knn_twin(x, data.test.label, rows, known, inside, **options)
+        right = guess == data.test.label
+        want = [right[rows_of.test_task == i].mean() for i in range(3)]
+        assert made(state, 2).rows["domain_aware"] == pytest.approx(want)
         with pytest.raises(ValueError, match="label"):
             knn.make(parts, k=3)
+    parts = eval_toy.parts_of("joint", given)
     with pytest.raises(ValueError, match="from 1.* 30 "):
         knn.make(parts, k=31, train_on="evaluation")
     with pytest.raises(ValueError, match="from 1.* 17 "):

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from helpers import toy, twins
+from jaxcl import core
 from jaxcl.memory import importance
+from jaxcl.methods.two_view.strategies import ewc
 from jaxcl.run import train
 
 RNG = np.random.default_rng(0)
@@ -118,3 +120,18 @@ def test_a_run_consolidates_at_the_end_of_each_task(tmp_path):
         np.testing.assert_allclose(precision, np.full(param.shape, 2.0))  # of two tasks
         np.testing.assert_allclose(anchor, 2 * param, rtol=1e-6)
         assert not squares.any()
+
+
+@pytest.mark.parametrize("share, counted", [(0.01, [9]), (0.25, [8, 9])])
+def test_the_last_step_of_a_task_counts_however_small_the_share(share, counted):
+    """Of ten steps, the first of which is number 4 of the run."""
+    change = ewc.make(weight=0.0, fisher_share=share).change_gradients
+    weights, found = np.zeros(2), []
+    for step in range(10):
+        place = dict(step=4 + step, task_start=4, task_steps=10)
+        state = core.TrainState(
+            key=None, task=0, params=weights, stats={}, opt_state=(), extra=(), **place
+        )
+        _, after = change(importance.create(weights), state, weights + 3, 0.1)
+        found += [step] * bool(np.any(after.squares))
+    assert found == counted

@@ -129,10 +129,13 @@ def lars_twin(features, labels, layer, velocity, rate):
 
 
 class Grown(nn.Module):
-    """Pixels times a factor."""
+    """Pixels times a factor; each pass that trains moves what it keeps of them."""
 
     @nn.compact
     def __call__(self, x, *, train, groups=1):
+        kept = self.variable("batch_stats", "kept", jnp.zeros, ())
+        if train:
+            kept.value = kept.value / 2 + jnp.mean(x)
         return self.param("factor", nn.initializers.ones, ()) * x.reshape(len(x), -1)
 
 
@@ -144,14 +147,15 @@ def test_the_head_reads_the_network_before_the_step_and_each_task_its_own_moment
 
     def step(state, batch):
         grown = jax.tree.map(lambda x: 2 * x, state.params)
-        state = state.replace(params=grown, step=state.step + 1)
+        kept = jax.tree.map(lambda x: x + 5, state.stats)
+        state = state.replace(params=grown, stats=kept, step=state.step + 1)
         return state, {"loss": jnp.zeros(())}
 
     encoder = chain.Chain({"encoder": Grown()})
     factor = {"encoder": {"factor": jnp.ones(())}}
     method = core.Method(
         init=lambda key, batch: core.new_state(
-            key, factor, {"encoder": {}}, optax.identity(), {}
+            key, factor, {"encoder": {"kept": jnp.zeros(())}}, optax.identity(), {}
         ),
         step=step,
         embed=encoder.embed,
@@ -166,7 +170,7 @@ def test_the_head_reads_the_network_before_the_step_and_each_task_its_own_moment
     state = method.init(jax.random.key(0), batch).replace(task_steps=jnp.int32(4))
     layer = [np.asarray(x, np.float64) for x in state.extra.layer]
     rows = np.reshape(parts.eval_transform(online_toy.FIRST["image"]), (6, -1))
-    label = np.asarray(online_toy.FIRST["label"])
+    label, kept = np.asarray(online_toy.FIRST["label"]), 0
     for number in range(4):
         if number % 2 == 0:
             state = method.begin_task(state, None)
@@ -177,6 +181,9 @@ def test_the_head_reads_the_network_before_the_step_and_each_task_its_own_moment
         state, metrics = method.step(state, batch)
         np.testing.assert_allclose(metrics["head_loss"], loss, rtol=1e-4)
         np.testing.assert_allclose(state.extra.layer.weight, layer[0], rtol=1e-3)
+        # The step's statistics; those of the released form move once more.
+        kept = (kept + 5) / 2 + rows.mean() if form == "released" else kept + 5
+        np.testing.assert_allclose(state.stats["encoder"]["kept"], kept, rtol=1e-5)
 
 
 def test_the_head_is_sgd_on_features_of_the_network_before_the_step(pnr):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from helpers.crops import check_boxes
+from helpers.crops import check_boxes, torchvision_box
 from jaxcl.data import stream
 from jaxcl.data.feed import prefetch
 from jaxcl.data.images import crops, decode, readers
@@ -239,6 +239,16 @@ def test_boxes_have_torchvisions_distribution():
     # The first and the last position of a box are drawn, too.
     room = 400 - h
     assert (top == room)[room > 20].any() and (top == 0)[room > 20].any()
+
+
+@pytest.mark.parametrize("height, width", [(8, 400), (400, 8)])
+def test_in_a_narrow_image_a_box_in_the_middle_has_the_nearest_ratio(height, width):
+    crop = crops.RandomCrop(8, scale=(0.9, 1.0), ratio=(0.5, 2.0))
+    box = crop.box(height, width, np.random.default_rng(0))
+    want = torchvision_box(
+        np.random.default_rng(0), height, width, crop.scale, crop.ratio
+    )
+    assert (*box,) == want
 
 
 def test_resize_is_antialiased_and_centred(decoder):

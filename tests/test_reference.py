@@ -183,6 +183,8 @@ def test_the_budget_is_that_of_the_outcomes_so_far(tmp_path):
     plan = make_plan(tmp_path, other)
     assert plan.renewed
     assert plan.share == gate.share_budget(past, 0.05, on_trust=True, renewed=True)
+    for one_is_known in (range(1, 201), range(199, 399)):  # which is enough
+        assert not make_plan(tmp_path, make_judge(one_is_known)).renewed
     assert make_plan(tmp_path, judge, number=2).share.error == pytest.approx(
         gate.share_budget(past[:1], 0.05, on_trust=True).error
     )

@@ -37,3 +37,7 @@ def check_boxes(boxes, height, width, scale, ratio):
     bound = 1.95 * math.sqrt(2 / len(boxes))  # Kolmogorov-Smirnov, p = 0.001
     for a, b in zip(measures(boxes), measures(expected), strict=True):
         assert stats.ks_2samp(a, b).statistic < bound
+    if np.ptp(top) and np.ptp(left):  # neither says where the other is
+        room = (height > h) & (width > w)
+        places = top[room] / (height - h)[room], left[room] / (width - w)[room]
+        assert abs(stats.spearmanr(*places).statistic) < 4 / math.sqrt(room.sum())
