@@ -203,18 +203,6 @@ def test_a_check_of_new_images(copy, capsys):  # noqa: F811
     )
     assert worse["accuracy"]["verdict"] == gate.HARMFUL and worse["accuracy"]["alarm"]
     assert worse["advice"] == check.LOOK
-    # Other images, which the reference cannot answer.
-    np.savez(
-        copy / "other.npz",
-        train_x=PIXELS[300:500],
-        train_y=LABELS[300:500],
-        test_x=PIXELS[700:900],
-        test_y=LABELS[700:900],
-    )
-    with pytest.raises(Refused, match="config.test.*gone"):
-        check.check(
-            where, str(copy / "new.npz"), test=str(copy / "other.npz"), rows=200
-        )
 
 
 def test_an_image_counts_as_a_duplicate_once(monkeypatch):

@@ -175,17 +175,6 @@ def test_a_run_of_another_config_is_replaced_only_before_its_first_step(tmp_path
     build.build(toy.config(), folder)
 
 
-def test_several_seeds_have_a_file_each_and_one_of_all(tmp_path):
-    build.build(toy.config(seeds=2, seed=3), tmp_path)
-    whole, one = (
-        json.loads((tmp_path / folder / options.RESOLVED).read_text())
-        for folder in ("", "seed_3")
-    )
-    assert (whole["seed"], whole["seeds"]) == (3, 2)
-    assert (one["seed"], one["seeds"]) == (3, 1)
-    assert whole["method"] == one["method"]
-
-
 def test_every_section_of_the_top_level_has_a_rule():
     def holds_a_section(kind):
         kinds = (kind, *typing.get_args(kind))

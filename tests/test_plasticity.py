@@ -115,15 +115,6 @@ def test_it_is_the_accuracy_of_the_base_alone(root, first):
     assert folders == {"task_0", "task_1"}
 
 
-def test_a_run_that_goes_on_from_another_is_set_against_fresh_ones(root, first):
-    """And of the tasks that are not trained nothing is measured."""
-    changes = {"method.strategy": "pnr", "start": str(root / "first")}
-    work = work_of(root / "next", first_tasks=1, **changes)
-    no_stop = {"stop": lambda: False, "step": None}
-    alone = finish.single_tasks(work, root / "next" / "single", **no_stop)
-    assert alone["knn/class_incremental"] == [alone_twin(root)[0], None]
-
-
 def test_another_strategy_takes_it_from_there_and_trains_nothing(root, first):
     here = root / "second"
     work = work_of(here, plasticity_from=str(root / "first"))

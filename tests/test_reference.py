@@ -314,6 +314,9 @@ def test_a_check_compares_answers_on_the_images_of_the_reference(
         assert found["images"] == 100 and found["accuracy_before"] == was.mean()
         pairs = gate.count_pairs(again, right)
         assert (found["lost"], found["gained"]) == (pairs.lost, pairs.gained)
+        monkeypatch.setattr(references, "is_there", lambda run: False)
+        with pytest.raises(Refused, match="config.test.*gone"):
+            check._check_accuracy(str(tmp_path), "now", "", {}, tmp_path, 0.02, 0.95)
 
 
 def test_images_that_cannot_be_read_are_known_by_their_names():

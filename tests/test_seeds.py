@@ -92,27 +92,12 @@ def test_each_seed_starts_from_the_run_of_that_seed(tmp_path, monkeypatch):
     runs.make(5)
     resolved = json.loads((tmp_path / "runs" / "resolved.json").read_text())
     assert runs.seeds == (4, 5) and (resolved["seed"], resolved["seeds"]) == (4, 2)
+    resolved = json.loads((tmp_path / "runs" / "seed_5" / "resolved.json").read_text())
+    assert (resolved["seed"], resolved["seeds"]) == (5, 1)
     assert asked == [
         (seed, *(str(tmp_path / x / f"seed_{seed}") for x in ("one", "other")))
         for seed in (4, 5)
     ]
-
-
-def test_summary_is_mean_and_standard_error(apart):
-    workdir, _, found = apart
-    last = np.array([m[-1].mean() for m in matrices(workdir).values()])
-    measure = found["predict/class_incremental"]["average_accuracy"]
-    assert measure["mean"] == pytest.approx(last.mean())
-    assert measure["error"] == pytest.approx(abs(last[0] - last[1]) / 2)
-    assert measure["seeds"] == 2
-    curves = [
-        np.mean([m[i, : i + 1].mean() for i in range(5)])
-        for m in matrices(workdir).values()
-    ]
-    anytime = found["predict/class_incremental"]["anytime"]
-    assert anytime["mean"] == pytest.approx(np.mean(curves))
-    percent = 100 * last.mean()
-    assert f"{percent:.1f} +- " in seeds.format_summary(found)
 
 
 def test_more_seeds_may_follow_and_wrong_ones_are_refused(apart):

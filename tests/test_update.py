@@ -217,24 +217,6 @@ def test_fewer_new_images_than_a_batch_come_in_smaller_ones(copy, capsys):
     assert plan(copy).config["batch_size"] == 48
 
 
-def test_a_warmup_that_the_epochs_do_not_hold_is_shorter(copy, capsys):
-    path = copy / "run" / "config.json"
-    saved = json.loads(path.read_text())
-
-    def warmup(*, before, **changes):
-        section = {"name": "warmup_cosine", **before}
-        path.write_text(json.dumps(saved | {"schedule": section}))
-        return plan(copy, **changes).config["schedule"].get("warmup_epochs")
-
-    assert warmup(before={"warmup_epochs": 10}, **{"train.epochs": 5}) == 1
-    assert "config.train.schedule.warmup_epochs=1" in capsys.readouterr().out
-    assert warmup(before={}, **{"train.epochs": 1}) == 0  # 10 by default
-    assert warmup(before={"warmup_epochs": 10}, **{"train.epochs": 11}) == 10
-    assert warmup(before={"warmup_epochs": 1}) == 1
-    asked = {"train.epochs": 5, "train.schedule.warmup_epochs": 7}
-    assert warmup(before={"warmup_epochs": 3}, **asked) == 7  # which `build` refuses
-
-
 def test_the_smaller_batch_of_few_images_ends_with_their_update(copy):
     def update(number, batch_size, *, asked, accepted=True):
         folder = copy / "run" / "updates" / number
@@ -287,11 +269,13 @@ def test_an_average_lies_between_both_encoders(copy, monkeypatch, asked, share):
     assert again["average"] == record and same(encoder(work.workdir)[0], mixed)
 
 
+@pytest.mark.parametrize("before", [{"warmup_epochs": 10}, {}])  # 10 by default
 @pytest.mark.parametrize("epochs, warmup", [(11, 10), (10, 1), (3, 1), (1, 0)])
-def test_a_warmup_ends_before_the_training(epochs, warmup):
-    config = {"schedule": {"name": "warmup_cosine", "warmup_epochs": 10}}
+def test_a_warmup_ends_before_the_training(epochs, warmup, before):
+    config = {"schedule": {"name": "warmup_cosine", **before}}
     found = update_plan._shorten_warmup(config, {"epochs": epochs})
-    assert found["schedule"]["warmup_epochs"] == warmup
+    assert found["schedule"].get("warmup_epochs", 10) == warmup
+    assert update_plan._shorten_warmup(config, {}) == config
     asked = {"epochs": epochs, "schedule": {"warmup_epochs": 10}}
     assert update_plan._shorten_warmup(config, asked) == config
 
@@ -926,6 +910,8 @@ def test_a_plan_says_all_that_is_asked_and_how_it_is_compared(run, monkeypatch):
     assert {name: work.asked[name] for name in changes} == changes
     assert work.asked["limits"]["confidence"] == 0.9
     assert work.asked["limits"]["undecided"] == "keep the old"
+    short = {"train.epochs": 1, "train.schedule": {"name": "warmup_cosine"}}
+    assert plan(run, **short).config["schedule"]["warmup_epochs"] == 0
     assert compared == {"budget": pytest.approx(0.1), "on_trust": False} | {
         "chooses": True,
         "named": None,
