@@ -581,14 +581,12 @@ def test_updates_and_checks_are_told_all_that_a_program_says(tmp_path, monkeypat
     (folder / "resolved.json").write_text('{"seed": 7}')
     run, told = jaxcl.Result(folder), []
     assert run.resolved.seed == 7 and run.config.name == "x"
-
-    def make_plan(*given, **named):
-        told.append((*given, named))
-        return types.SimpleNamespace(workdir="w")
-
-    monkeypatch.setattr(update_plan, "make_plan", make_plan)
+    work, report = types.SimpleNamespace(workdir="w"), {"accepted": True}
+    monkeypatch.setattr(
+        update_plan, "make_plan", lambda *x, **named: told.append((*x, named)) or work
+    )
     monkeypatch.setattr(update_plan, "say_nothing_new", lambda work: "")
-    monkeypatch.setattr(updates, "read_report", lambda place: {"accepted": True})
+    monkeypatch.setattr(updates, "read_report", lambda place: report)
     named = {"test": "t", "old": "o", "join": True, "again": True, "select": "s"}
     options = {"limits": {"accuracy": 0.5}, "epochs": 3, "average": 0.25}
     more = {"reference": "r", "options": {"rows": 9}, "accept_as_reference": True}
@@ -596,8 +594,8 @@ def test_updates_and_checks_are_told_all_that_a_program_says(tmp_path, monkeypat
     ((place, new, config, asked),) = told
     assert (place, new) == (str(folder), "new")
     assert asked == named | {"reference": "r", "becomes_reference": True}
-    assert (config["limits"]["accuracy"], config["train"]["epochs"]) == (0.5, 3)
-    assert (config["average"], config["rows"]) == (0.25, 9)
+    assert config["limits"]["accuracy"] == 0.5 and config["train"]["epochs"] == 3
+    assert config["average"] == 0.25 and config["rows"] == 9
     answer = {"advice": "wait", "folder": "c"}
     monkeypatch.setattr(check, "check", lambda *_, **now: told.append(now) or answer)
     assert run.check("new", test="t", rows=30, limit=0.1).advice == "wait"

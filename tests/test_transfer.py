@@ -91,18 +91,6 @@ def test_the_trained_encoder_is_judged_and_left_alone(run, tmp_path, devices, ca
     assert "linear/class_incremental" in said
 
 
-def test_again_is_harmless_and_a_newer_checkpoint_is_judged_anew(run, tmp_path):
-    run, here = copy_of(run, tmp_path), tmp_path / "here"
-    first, files = judged(run, here), run_directories.contents(here)
-    again = judged(run, here)
-    assert again == first and run_directories.contents(here) == files
-    train.run_tasks(toy.job(run, tasks=2, **STRATEGY), run)
-    newer = judged(run, here)
-    assert newer["checkpoint"]["number"] > first["checkpoint"]["number"]
-    assert newer["scalars"] != first["scalars"]
-    assert len(log_file.read_rows(here)) == 1
-
-
 def check_refused(match, run, workdir, **changes):
     with pytest.raises(ValueError, match=match) as error:
         build.build(config(run, **changes), workdir)

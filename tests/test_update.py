@@ -291,14 +291,6 @@ def test_the_new_set_is_the_last_of_joined_ones():
     ]
 
 
-def test_a_share_is_of_the_new_weights():
-    old = {"w": np.float32([0.0, 2.0]), "count": np.int32(3)}
-    new = {"w": np.float32([1.0, 4.0]), "count": np.int32(5)}
-    mixed = average.mix_weights(old, new, 0.25)
-    np.testing.assert_allclose(mixed["w"], [0.25, 2.5])
-    assert mixed["count"] == 5
-
-
 def test_an_average_is_of_the_encoder_its_statistics_too(monkeypatch):
     """Heads stay as they were after the update; the average is the next checkpoint."""
 
@@ -334,6 +326,8 @@ def test_an_average_is_of_the_encoder_its_statistics_too(monkeypatch):
 
     assert average.save_average(work, "run", choose) == {"share": 0.25}
     assert tried == {1.0: [4, 4], 0.75: [3, 3]}
+    counts = {"n": np.int32(3)}, {"n": np.int32(5)}
+    assert average.mix_weights(*counts, 0.25) == {"n": 5}  # no average
     ((number, after, cursor),) = saved
     assert number == 8 and cursor == {"phase": "evaluated", "average": {"share": 0.25}}
     for tree in after.params, after.stats:
@@ -1008,17 +1002,13 @@ def test_files_for_an_index_are_left_by_what_is_accepted(monkeypatch, accepted, 
     between = types.SimpleNamespace(source="the old", target="the new")
     compared, kits = served.Comparison({"rows": 9}, {}, "a map", between), []
     tasks = {"cost": {"per_task": [{"steps": 1}, {"steps": 2}]}}
+    names = "_prepare_evaluation", "measure_accuracies", "_answer_as_reference"
     for module, name, value in (
-        (update_command, "_prepare_evaluation", None),
-        (update_command, "measure_accuracies", {}),
-        (update_command, "_answer_as_reference", {}),
-        (update_command, "_compare_answers", {}),
-        (served, "embed_old", "rows"),
-        (served, "compare", compared),
-        (finish, "run_job", tasks),
-        (update_verdict, "decide_index", index),
+        *((update_command, name, {}) for name in (*names, "_compare_answers")),
+        (served, "embed_old", 1), (served, "compare", compared),
+        (finish, "run_job", tasks), (update_verdict, "decide_index", index),
         (update_verdict, "list_broken", [] if accepted else ["a limit"]),
-    ):
+    ):  # fmt: skip
         monkeypatch.setattr(module, name, lambda *given, value=value, **options: value)
     monkeypatch.setattr(served, "write_kit", lambda *given: kits.append(given[2]))
     monkeypatch.setattr(maps, "pack_map", lambda *given: given)
@@ -1051,24 +1041,23 @@ def test_old_images_are_those_of_the_index_in_use(tmp_path, monkeypatch):
 @pytest.mark.parametrize("label", [[0, 1, 1], [0, 1, -1], [1, 1, 1]])
 def test_an_index_is_compared_by_labels_if_every_image_has_one(monkeypatch, label):
     kinds = {"affine": 0.9, "orthogonal": 0.5}  # the best is the first
-    back = [
+    fits = [
         types.SimpleNamespace(kind=k, recall=x, options=x) for k, x in kinds.items()
     ]
-    measured, asked = types.SimpleNamespace(back=back, ways={}), []
+    measured, asked = types.SimpleNamespace(back=fits, ways={}), []
     examples = types.SimpleNamespace(label=np.array(label), reader=None)
     embedder = build.Embedder(3, lambda rows: np.eye(3)[rows], {}, examples)
-    monkeypatch.setattr(build, "make_embedder", lambda config: embedder)
-    monkeypatch.setattr(kit, "name_encoder", lambda source: "new")
-    monkeypatch.setattr(
-        kit, "fit_kit", lambda *_, **named: asked.append(named) or ("kit", measured)
-    )
-    monkeypatch.setattr(drift, "measure_drift", lambda *_, k: {"overlap": 0.25 * k})
-    monkeypatch.setattr(maps, "fit", lambda after, before, *how: how)
-    options = types.SimpleNamespace(neighbours=2)
-    work = types.SimpleNamespace(
-        sample=(np.arange(3), None), options=options, old={"data": {}}
-    )
+    for module, name, replaced in (
+        (build, "make_embedder", lambda config: embedder),
+        (kit, "name_encoder", lambda source: "new"),
+        (kit, "fit_kit", lambda *_, **x: asked.append(x["label"]) or ("kit", measured)),
+        (drift, "measure_drift", lambda *_, k: {"overlap": 0.25 * k}),
+        (maps, "fit", lambda after, before, *how: how),
+    ):
+        monkeypatch.setattr(module, name, replaced)
+    options, sample = types.SimpleNamespace(neighbours=2), (np.arange(3), None)
+    work = types.SimpleNamespace(sample=sample, options=options, old={"data": {}})
     found = served.compare(work, served.OldImages(np.eye(3), "old"), "run")
-    assert (asked[0]["label"] is not None) == (label == [0, 1, 1])
+    assert (asked[0] is not None) == (label == [0, 1, 1])
     assert found.adapter == ("affine", 0.9) and found.kit == "kit"
     assert found.drift == {"overlap": 0.5, "adapters": kinds, "rows": 3}
