@@ -251,3 +251,9 @@ def test_options_of_a_base_are_listed_under_the_base():
     assert origins[f"{base}.name"] == origins[f"{base}.temperature"] == "command"
     assert origins["config.method.name"] == origins[strategy] == "config"
     assert origins[f"{base}.prototypes"] == "default"
+    for seed in (0, 5):  # a default is told where it is another value
+        raw, given = shown.read_command(["--config=digits", f"--config.seed={seed}"])
+        listed = (
+            x for x in shown.entries(raw, given) if x.option.path == "config.seed"
+        )
+        assert ("default 0" in shown.format_options([*listed])) == (seed == 5)
