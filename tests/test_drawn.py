@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from helpers import pictures
 from jaxcl import plots
 
 close = np.testing.assert_allclose
@@ -19,8 +18,8 @@ def draw(monkeypatch):
     return lambda function, *x, **y: [function(*x, "path", **y), figures[-1].axes][1]
 
 
-def points(line):
-    return np.transpose(line.get_data())
+def legend(axes):
+    return [text.get_text() for text in axes.get_legend().get_texts()]
 
 
 def ends_at(band, x):
@@ -32,11 +31,11 @@ def test_a_comparison_has_means_and_bands_of_one_deviation(draw):
     runs = np.random.default_rng(0).random((3, 5))
     (axes,) = draw(plots.comparison, {"ours": runs, "peer": runs[0]}, title="t")
     for line, means in zip(axes.lines, (runs.mean(0), runs[0]), strict=True):
-        close(points(line).T, [np.arange(1, 6), 100 * means])
+        close(line.get_xydata().T, [np.arange(1, 6), 100 * means])
     (band,) = axes.collections  # one run has none
     ends = 100 * (runs.mean(0) + np.outer([-1, 1], runs.std(0, ddof=1))).T
     close([ends_at(band, task + 1) for task in range(5)], ends)
-    assert pictures.legend(axes) == ["ours (3 seeds)", "peer"]
+    assert legend(axes) == ["ours (3 seeds)", "peer"]
 
 
 def test_a_life_has_its_interval_its_limit_and_what_was_rolled_back(draw):
@@ -47,11 +46,11 @@ def test_a_life_has_its_interval_its_limit_and_what_was_rolled_back(draw):
     for drawn in axes.containers:
         line, _, (bars,) = drawn
         found.append(
-            (drawn.get_label(), *points(line)[0], *bars.get_segments()[0][:, 1])
+            (drawn.get_label(), *line.get_xydata()[0], *bars.get_segments()[0][:, 1])
         )
     assert [x[0] for x in found] == ["accepted", "rolled back"]
     close([x[1:] for x in found], [[1, 85, 80, 87], [3, 72, 71, 76]])
-    lines = {line.get_label(): points(line) for line in axes.lines}
+    lines = {line.get_label(): line.get_xydata() for line in axes.lines}
     close(lines["reference"], [[1, 90], [3, 70]])
     close(lines["limit"], [[1, 88], [3, np.nan]])
 
@@ -63,20 +62,20 @@ def test_every_other_task_is_shaded_and_named_where_it_has_room(draw, ends, name
     (axes,) = draw(plots.anytime, runs, task_ends=ends)
     middles = {text.get_text(): text.get_position()[0] for text in axes.texts}
     assert middles == ({"task 1": 5, "task 2": 20, "task 3": 35} if named else {})
-    close([points(line) for line in axes.lines], [[[10, 50], [30, 25]]] * 2)
+    close([line.get_xydata() for line in axes.lines], [[[10, 50], [30, 25]]] * 2)
     (band,), (shade,) = axes.collections, axes.patches
     close(ends_at(band, 30), [5, 45])
     assert (shade.get_x(), shade.get_width()) == (ends[0], ends[1] - ends[0])
     (axes,) = draw(plots.per_step, {"loss": (steps, mean)}, task_ends=ends)
-    close(points(axes.lines[0]), [[10, 0.5], [30, 0.25]])
-    assert axes.get_xlim()[1] > 40 and axes.get_ylim()[0] == 0
+    close(axes.lines[0].get_xydata(), [[10, 0.5], [30, 0.25]])
+    assert axes.get_ylim()[0] == 0
 
 
 def test_shares_of_classes_stand_in_the_order_of_the_first_time(draw):
     shares = np.random.default_rng(0).dirichlet(np.ones(4), 11)
     (axes,) = draw(plots.class_shares, np.arange(11) * 10, shares)
     order, chosen = np.argsort(-shares[0]), [0, 2, 4, 6, 8, 10]
-    assert pictures.legend(axes) == [f"step {10 * i}" for i in chosen]
+    assert legend(axes) == [f"step {10 * i}" for i in chosen]
     level, *lines = (line.get_ydata() for line in axes.lines)
     assert {*level} == {25}
     close(lines, 100 * shares[chosen][:, order])
@@ -92,14 +91,14 @@ def test_spreads_of_classes_stand_in_the_order_of_the_first_similarities(draw):
     (axes,) = draw(plots.class_spread, dict(zip("ab", spreads, strict=True)))
     want = spreads[..., np.argsort(spreads[0, 1])].reshape(4, 5)
     close([line.get_ydata() for line in axes.lines], want)
-    assert pictures.legend(axes) == ["a: intra", "a: inter", "b: intra", "b: inter"]
+    assert legend(axes) == ["a: intra", "a: inter", "b: intra", "b: inter"]
 
 
 def test_points_have_the_names_of_their_classes(draw):
     rows = np.arange(8.0).reshape(4, 2)
     names = {"title": "t", "class_names": ["a", "b", "$c"]}
     (axes,) = draw(plots.scatter, rows, [2, 0, 2, 7], **names)
-    assert pictures.legend(axes) == ["a", r"\$c", "7"]
+    assert legend(axes) == ["a", r"\$c", "7"]
     for dots, want in zip(axes.collections, ([1], [0, 2], [3]), strict=True):
         close(dots.get_offsets(), rows[want])
 
@@ -153,4 +152,12 @@ def test_an_overview_of_one_task_has_bars_before_and_after():
     bars, training = plots.overview(results, rows).axes
     heights = [[bar.get_height() for bar in drawn] for drawn in bars.containers]
     close(heights, [[np.nan, 25], [50, 75]])
-    close(points(training.lines[0]), [[1, 2], [3, 0]])
+    close(training.lines[0].get_xydata(), [[1, 2], [3, 0]])
+
+
+def test_curves_are_divided_where_a_task_begins(draw):
+    rows = [{"step": i, "task": (i > 3) + (i > 6), "loss": i / 2} for i in range(1, 8)]
+    (axes,) = draw(plots.curves, rows, keys=("loss",))
+    lines = [x.get_xdata() for x in axes.lines]
+    assert sorted(x[0] for x in lines if len(x) == 2 and x[0] == x[1]) == [4, 7]
+    assert [list(x) for x in lines[2:]] == [[1, 2, 3], [4, 5, 6], [7]]

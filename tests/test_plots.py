@@ -33,15 +33,6 @@ def test_a_picture_has_the_format_of_its_name(ending, tmp_path):
             assert picture.size[0] > 250
 
 
-def test_curves_are_divided_where_a_task_begins(figures, tmp_path):
-    rows = [{"step": i, "task": (i > 3) + (i > 6), "loss": i / 2} for i in range(1, 8)]
-    plots.curves(rows, tmp_path / "curves.png", keys=("loss",))
-    lines = [x.get_xdata() for x in figures[0].axes[0].lines]
-    borders = sorted(x[0] for x in lines if len(x) == 2 and x[0] == x[1])
-    assert borders == [4, 7]
-    assert [list(x) for x in lines[2:]] == [[1, 2, 3], [4, 5, 6], [7]]
-
-
 def test_a_run_that_is_over_draws_its_pictures_anew(tmp_path):
     options = {"queries": 2, "max_rows": 64, "last_only": False}
     evaluators = {"knn": {}, "neighbours": options}
