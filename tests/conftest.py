@@ -188,6 +188,16 @@ def _programs_of_other_modules_are_dropped():
         jax.clear_caches()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _small_programs_are_computed_by_numpy(request):
+    from helpers import interpreted
+    if os.environ.get("INTERP"):
+        with interpreted.everything():
+            yield
+    else:
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _programs_fit_into_the_process(request):
     """Each compiled program maps memory, of which a process has 65,530 pieces at most.

@@ -6,13 +6,15 @@ operation that is not in a table below is JAX's own, compiled for its shapes alo
 shared by all programs: convolutions, gathers, random draws.
 """
 
+import contextlib
 import functools
+import threading
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
-from scipy import special
+from scipy import linalg, special
 
 
 def jit(function, *, static_argnames=()):
@@ -36,7 +38,11 @@ def jit(function, *, static_argnames=()):
         inputs = [_plain(x, var.aval) for x, var in _pairs(leaves, program.jaxpr)]
         with np.errstate(all="ignore"):
             outputs = _evaluate(program, inputs)
-        return jax.tree.unflatten(structure, map(jnp.asarray, outputs))
+        pairs = zip(outputs, program.out_avals, strict=True)
+        arrays = [
+            _leave(x, aval) if _is_key(aval) else jnp.asarray(x) for x, aval in pairs
+        ]
+        return jax.tree.unflatten(structure, arrays)
 
     return call
 
@@ -44,6 +50,96 @@ def jit(function, *, static_argnames=()):
 def value_and_grad(function, **options):
     """Return the value and gradients of a function, interpreted."""
     return jit(jax.value_and_grad(function, **options))
+
+
+@contextlib.contextmanager
+def everything():
+    """Compute here what JAX would compile: programs and single operations alike.
+
+    XLA computes on, where the place of arrays is the subject: for arrays that are put
+    on a device or on several, and for programs that say where an array lies. A JAX
+    whose internals differ compiles all, as ever.
+    """
+    try:
+        from jax._src import pjit
+
+        compiled = pjit._pjit_call_impl_python
+    except (ImportError, AttributeError):
+        yield
+        return
+
+    def call(*inputs, jaxpr, **params):
+        if _LOCAL.compiles or not _is_plain_call(inputs, jaxpr, params):
+            return compiled(*inputs, jaxpr=jaxpr, **params)
+        pairs = zip(inputs, jaxpr.in_avals, strict=True)
+        with np.errstate(all="ignore"):
+            outputs = _evaluate(jaxpr, [_plain(x, aval) for x, aval in pairs])
+        pairs = zip(outputs, jaxpr.out_avals, strict=True)
+        arrays = [_array(x, aval) for x, aval in pairs]
+        for x, donated in zip(inputs, params["donated_invars"], strict=True):
+            if donated and isinstance(x, jax.Array):
+                x.delete()
+        return arrays, None, None, []
+
+    pjit._pjit_call_impl_python = call
+    try:
+        yield
+    finally:
+        pjit._pjit_call_impl_python = compiled
+        _PLAIN.clear()
+
+
+class _Local(threading.local):
+    compiles = False  # while an operation that no table has is left to JAX
+
+
+_LOCAL = _Local()
+_PLAIN = {}  # id of a program -> the program, and whether it says nothing of places
+
+
+def _is_plain_call(inputs, jaxpr, params) -> bool:
+    """Whether nothing of a call says where its arrays lie."""
+    for x in inputs:
+        if isinstance(x, jax.Array) and x.committed:
+            return False
+    config = jax.config
+    if config.jax_default_device is not None or config.jax_debug_nans:
+        return False
+    if id(jaxpr) not in _PLAIN:
+        _PLAIN[id(jaxpr)] = jaxpr, not jaxpr.effects and _is_plain(jaxpr, params)
+    return _PLAIN[id(jaxpr)][1]
+
+
+def _is_plain(jaxpr, params=None) -> bool:
+    """Whether a program and those inside it say nothing of places."""
+    if not jax.config.jax_threefry_partitionable:
+        return False
+    values = [*(params or {}).values()]
+    values += [x for equation in jaxpr.eqns for x in equation.params.values()]
+    for value in values:
+        for x in value if isinstance(value, tuple | list) else [value]:
+            if isinstance(x, jax.sharding.Sharding | jax.Device):
+                return False
+            if isinstance(x, jax.sharding.Mesh | jax.sharding.AbstractMesh):
+                if not x.empty:
+                    return False
+            if isinstance(x, core.ClosedJaxpr | core.Jaxpr) and not _is_plain(x):
+                return False
+    variables = [*jaxpr.invars, *(x for y in jaxpr.eqns for x in y.outvars)]
+    return all(_is_threefry(x.aval) or not _is_key(x.aval) for x in variables)
+
+
+def _array(value, aval):
+    """Return JAX's array of a result."""
+    if _is_key(aval):
+        return jax.random.wrap_key_data(_key_data(value))
+    from jax._src.lib import xla_client
+
+    if value.base is not None or not value.flags.c_contiguous:
+        value = np.array(value, order="C")  # nobody else may change it
+    device = jax.devices()[0]
+    place = jax.sharding.SingleDeviceSharding(device)
+    return xla_client.batched_device_put(aval, place, [value], [device], False)
 
 
 def _pairs(values, jaxpr):
@@ -54,9 +150,32 @@ def _is_key(aval) -> bool:
     return jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
 
 
+def _is_threefry(aval) -> bool:
+    return str(aval.dtype) == "key<fry>"
+
+
 def _plain(value, aval):
-    """The array as NumPy's; random keys stay as they are."""
-    return value if _is_key(aval) else np.asarray(value, aval.dtype)
+    """The array as NumPy's; a random key is one number of its 64 bits."""
+    if not _is_key(aval):
+        return np.asarray(value, aval.dtype)
+    if isinstance(value, np.ndarray | np.generic):
+        return np.asarray(value)
+    return _keys(np.asarray(jax.random.key_data(value)))
+
+
+def _keys(data):
+    """Return keys u64[...] of their data u32[..., 2]."""
+    return np.ascontiguousarray(data).view(np.uint64)[..., 0]
+
+
+def _key_data(keys):
+    """Return the data u32[..., 2] of keys u64[...]."""
+    return np.array(keys)[..., None].copy().view(np.uint32)
+
+
+def _leave(value, aval):
+    """Return an input as JAX's operations take it."""
+    return jax.random.wrap_key_data(_key_data(value)) if _is_key(aval) else value
 
 
 def _evaluate(program, inputs):
@@ -75,7 +194,8 @@ def _evaluate(program, inputs):
     for equation in jaxpr.eqns:
         results = _compute(equation, [read(x) for x in equation.invars])
         for variable, result in zip(equation.outvars, results, strict=True):
-            values[variable] = _plain(result, variable.aval)
+            values[variable] = array = _plain(result, variable.aval)
+            assert array.shape == variable.aval.shape, equation
     return [read(x) for x in jaxpr.outvars]
 
 
@@ -84,22 +204,27 @@ def _compute(equation, inputs):
     name, params = equation.primitive.name, equation.params
     if name in _CONTROL:
         return _CONTROL[name](inputs, equation)
-    for inner in params.values():
+    for inner in params.values() if name not in _OPERATIONS else ():
         if isinstance(inner, core.ClosedJaxpr | core.Jaxpr):
             jaxpr = getattr(inner, "jaxpr", inner)
             if len(jaxpr.invars) == len(inputs):
                 return _evaluate(inner, inputs)
     if name in _PASSED_ON:
         return inputs
-    avals = [x.aval for x in (*equation.invars, *equation.outvars)]
-    if not any(map(_is_key, avals)):
-        if name in _SAME:
-            return [_SAME[name](*inputs)]
-        if name in _OPERATIONS:
-            result = _OPERATIONS[name](params, *inputs)
-            if result is not NotImplemented:
-                return result if isinstance(result, list) else [result]
-    results = equation.primitive.bind(*inputs, **params)
+    if name in _SAME:
+        return [_SAME[name](*inputs)]
+    if name in _OPERATIONS:
+        result = _OPERATIONS[name](params, *inputs)
+        if result is not NotImplemented:
+            return result if isinstance(result, list) else [result]
+    inputs = [
+        _leave(x, var.aval) for x, var in zip(inputs, equation.invars, strict=True)
+    ]
+    before, _LOCAL.compiles = _LOCAL.compiles, True
+    try:
+        results = equation.primitive.bind(*inputs, **params)
+    finally:
+        _LOCAL.compiles = before
     return results if equation.primitive.multiple_results else [results]
 
 
@@ -119,11 +244,7 @@ def _scan(inputs, equation):
         collected.append(outputs[carried:])
     if params["reverse"]:
         collected.reverse()
-    avals = params["jaxpr"].out_avals[carried:]
-    stacked = [
-        jnp.stack(x) if _is_key(aval) else np.stack(x)
-        for x, aval in zip(zip(*collected, strict=True), avals, strict=True)
-    ]
+    stacked = [np.stack(x) for x in zip(*collected, strict=True)]
     return [*carry, *stacked]
 
 
@@ -147,8 +268,7 @@ def _select_rows(wanted, new, old):
     if not np.ndim(wanted):
         return new
     shape = np.shape(wanted) + (1,) * (np.ndim(new) - np.ndim(wanted))
-    select = jnp.where if _is_key(new) else np.where
-    return select(np.reshape(wanted, shape), new, old)
+    return np.where(np.reshape(wanted, shape), new, old)
 
 
 def _cond(inputs, equation):
@@ -163,60 +283,90 @@ _PASSED_ON = {
     *("copy", "copy_p", "device_put", "optimization_barrier", "stop_gradient"),
     *("sharding_constraint", "reshard"),
 }
-# Operations that are one function of NumPy
-_SAME = {
-    "abs": np.abs,
-    "acos": np.arccos,
-    "add": np.add,
-    "add_any": np.add,
-    "and": np.bitwise_and,
-    "asin": np.arcsin,
-    "atan2": np.arctan2,
-    "ceil": np.ceil,
-    "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
-    "cos": np.cos,
-    "eq": np.equal,
-    "erf": special.erf,
-    "erfc": special.erfc,
-    "exp": np.exp,
-    "expm1": np.expm1,
-    "floor": np.floor,
-    "ge": np.greater_equal,
-    "gt": np.greater,
-    "is_finite": np.isfinite,
-    "le": np.less_equal,
-    "log": np.log,
-    "log1p": np.log1p,
-    "logistic": special.expit,
-    "lt": np.less,
-    "max": np.maximum,
-    "min": np.minimum,
-    "mul": np.multiply,
-    "ne": np.not_equal,
-    "neg": np.negative,
-    "not": np.invert,
-    "or": np.bitwise_or,
-    "pow": np.power,
-    "rem": np.fmod,
-    "rsqrt": lambda x: 1 / np.sqrt(x),
-    "sign": np.sign,
-    "sin": np.sin,
-    "sqrt": np.sqrt,
-    "square": np.square,
-    "sub": np.subtract,
-    "tanh": np.tanh,
-    "xor": np.bitwise_xor,
-}
 
 
-def _divide(params, one, other):
-    whole = np.issubdtype(one.dtype, np.integer)  # rounded towards zero
-    return NotImplemented if whole else np.divide(one, other)
+def _divide(one, other):
+    if not np.issubdtype(one.dtype, np.integer):
+        return np.divide(one, other)
+    # Rounded towards zero; by zero it is -1, as XLA has it.
+    whole = one // np.where(other == 0, 1, other)
+    whole += (whole < 0) & (whole * other != one)
+    return np.where(other == 0, np.array(-1).astype(one.dtype), whole)
 
 
-def _shift(params, one, other):
-    unsigned = np.issubdtype(one.dtype, np.unsignedinteger)
-    return np.right_shift(one, other) if unsigned else NotImplemented
+def _remainder(one, other):
+    if not np.issubdtype(one.dtype, np.integer):
+        return np.fmod(one, other)
+    return np.where(other == 0, one, np.fmod(one, np.where(other == 0, 1, other)))
+
+
+def _shift(function, *, filled=False):
+    """A shift of bits; that by a whole number or more leaves zeros, or signs."""
+
+    def shift(one, other):
+        bits = one.dtype.itemsize * 8
+        unsigned = np.dtype(f"u{one.dtype.itemsize}")
+        count = other.astype(unsigned)
+        if filled:
+            return function(one, np.minimum(count, bits - 1).astype(one.dtype))
+        moved = function(one.view(unsigned), np.minimum(count, bits - 1))
+        return np.where(count < bits, moved, 0).astype(unsigned).view(one.dtype)
+
+    return shift
+
+
+def _threefry(one, two, *counts):
+    """Return the two words of Threefry-2x32's hash of two words."""
+    words, keys = list(counts), [one, two, one ^ two ^ np.uint32(0x1BD11BDA)]
+    words = [x + key for x, key in zip(words, keys[:2], strict=True)]
+    for turn in range(5):
+        for bits in ((13, 15, 26, 6), (17, 29, 16, 24))[turn % 2]:
+            words[0] = words[0] + words[1]
+            words[1] = (words[1] << np.uint32(bits)) | (
+                words[1] >> np.uint32(32 - bits)
+            )
+            words[1] = words[0] ^ words[1]
+        words[0] = words[0] + keys[(turn + 1) % 3]
+        words[1] = words[1] + keys[(turn + 2) % 3] + np.uint32(turn + 1)
+    return words
+
+
+def _count(shape):
+    """Return high and low words that number the places of an array."""
+    numbers = np.arange(np.prod(shape, dtype=int), dtype=np.uint64).reshape(shape)
+    return [(numbers >> np.uint64(32)).astype(np.uint32), numbers.astype(np.uint32)]
+
+
+def _hash(keys, shape):
+    """Return two words for each place of an array of a shape, for each key."""
+    data = _key_data(keys.reshape(keys.shape + (1,) * len(shape)))
+    return _threefry(data[..., 0], data[..., 1], *_count(shape))
+
+
+def _random_bits(params, keys):
+    high, low = _hash(keys, params["shape"])
+    width = params["bit_width"]
+    if width == 64:
+        return high.astype(np.uint64) << np.uint64(32) | low
+    return (high ^ low).astype(f"u{width // 8}")
+
+
+def _random_split(params, keys):
+    return _keys(np.stack(_hash(keys, params["shape"]), -1))
+
+
+def _random_fold_in(params, keys, numbers):
+    data = _key_data(keys)
+    words = _threefry(
+        data[..., 0], data[..., 1], np.uint32(0), numbers.astype(np.uint32)
+    )
+    return _keys(np.stack(words, -1))
+
+
+def _random_seed(params, seeds):
+    wide = seeds.view(f"u{seeds.dtype.itemsize}").astype(np.uint64)
+    words = wide >> np.uint64(32), wide & np.uint64(0xFFFFFFFF)
+    return _keys(np.stack(words, -1).astype(np.uint32))
 
 
 def _broadcast(params, x, *sizes):
@@ -289,22 +439,275 @@ def _dot(params, one, other):
     (left, right), (left_batch, right_batch) = params["dimension_numbers"]
     if not left_batch:
         return np.tensordot(one, other, (left, right))
-    letters = iter("abcdefghijklmnopqrstuvwxyz")
-    first, second = ([next(letters) for _ in x.shape] for x in (one, other))
-    for pair in ((left_batch, right_batch), (left, right)):
-        for place, same in zip(*pair, strict=True):
-            second[same] = first[place]
-    outputs = [first[x] for x in left_batch]
-    outputs += [x for n, x in enumerate(first) if n not in (*left, *left_batch)]
-    outputs += [x for n, x in enumerate(second) if n not in (*right, *right_batch)]
-    equation = f"{''.join(first)},{''.join(second)}->{''.join(outputs)}"
-    return np.einsum(equation, one, other)
+    rows = [x for x in range(one.ndim) if x not in (*left, *left_batch)]
+    columns = [x for x in range(other.ndim) if x not in (*right, *right_batch)]
+    one = one.transpose(*left_batch, *rows, *left)
+    other = other.transpose(*right_batch, *right, *columns)
+    batch, number = one.shape[: len(left_batch)], len(left_batch)
+    rows = one.shape[number : number + len(rows)]
+    columns = other.shape[other.ndim - len(columns) :]
+    size = np.prod(one.shape[number + len(rows) :], dtype=int)
+    one = one.reshape(*batch, np.prod(rows, dtype=int), size)
+    other = other.reshape(*batch, size, np.prod(columns, dtype=int))
+    return (one @ other).reshape(*batch, *rows, *columns)
 
 
 def _select(params, which, *cases):
     if len(cases) == 2:
         return np.where(which, cases[1], cases[0])
     return np.choose(which, cases)
+
+
+def _windows(params, x, size, filling):
+    """Return the windows of the last axes of an array, before their offsets."""
+    number = len(size)
+    pad = {"padding_config": [(0, 0, 0)] * (x.ndim - number)}
+    pad["padding_config"] += [
+        (low, high, step - 1)
+        for (low, high), step in zip(params["padding"], params["base"], strict=True)
+    ]
+    x = _pad(pad, x, filling)
+    if x is NotImplemented:
+        return x
+    reach = [(n - 1) * step + 1 for n, step in zip(size, params["window"], strict=True)]
+    axes = tuple(range(x.ndim - number, x.ndim))
+    views = np.lib.stride_tricks.sliding_window_view(x, reach, axes)
+    places = [slice(None, None, step) for step in params["window_strides"]]
+    offsets = [slice(None, None, step) for step in params["window"]]
+    return views[(..., *places, *offsets)]
+
+
+def _convolve(params, x, kernel):
+    kind = np.result_type(x, kernel)
+    if x.dtype.itemsize == 2:  # summed as XLA does
+        x, kernel = (y.astype(np.float32) for y in (x, kernel))
+    numbers = params["dimension_numbers"]
+    x, kernel = x.transpose(numbers.lhs_spec), kernel.transpose(numbers.rhs_spec)
+    places = {"base": params["lhs_dilation"], "window": params["rhs_dilation"]}
+    size, outputs = kernel.shape[2:], kernel.shape[0]
+    groups = max(params["feature_group_count"], params["batch_group_count"])
+    views = _windows({**params, **places}, x, size, 0)
+    if views is NotImplemented:
+        return views
+    if params["batch_group_count"] > 1:
+        views = views.reshape(groups, -1, *views.shape[1:])
+    else:
+        views = views.reshape(len(x), groups, -1, *views.shape[2:]).swapaxes(0, 1)
+    # views [groups, rows, features, *places, *offsets], kernel [groups, outputs, ...]
+    count = len(size)
+    places = views.shape[3 : 3 + count]
+    views = np.moveaxis(views, 2, 2 + count)
+    rows = views.shape[1]
+    views = views.reshape(groups, rows * np.prod(places, dtype=int), -1)
+    kernel = kernel.reshape(groups, outputs // groups, -1)
+    result = views @ kernel.swapaxes(1, 2)
+    result = result.reshape(groups, rows, *places, outputs // groups)
+    result = np.moveaxis(np.moveaxis(result, -1, 1), 2, 0)  # rows, groups, outputs
+    result = result.reshape(rows, outputs, *places)
+    result = result.transpose(np.argsort(numbers.out_spec))
+    return result.astype(params["preferred_element_type"] or kind)
+
+
+def _pool(function, filling):
+    def pool(params, x):
+        places = {"base": params["base_dilation"], "window": params["window_dilation"]}
+        size = params["window_dimensions"]
+        if filling and not np.issubdtype(x.dtype, np.floating):
+            return NotImplemented
+        views = _windows({**params, **places}, x, size, filling)
+        axes = tuple(range(x.ndim, 2 * x.ndim))
+        return views if views is NotImplemented else function(views, axis=axes)
+
+    return pool
+
+
+def _places(starts, sizes, shape, windows, numbers, mode):
+    """Return the index into an array of each element of what indices choose.
+
+    Args:
+      starts: i[..., C], first element of each window.
+      sizes: sizes of a window, one for each axis of the array.
+      shape: of the array.
+      windows: axes of the result along which a window lies.
+      numbers: axes of the array: those that windows lack, those that `starts` has, and
+        pairs of those that go along with axes of `starts`.
+      mode: what becomes of indices beyond the array.
+    """
+    absent, chosen, together = numbers
+    starts, outer = starts.astype(np.int64), starts.ndim - 1
+    rank = outer + len(windows)
+    outside = [axis for axis in range(rank) if axis not in windows]
+    inside = [axis for axis in range(len(shape)) if axis not in absent]
+
+    def along(numbers, axes):
+        sides = [1] * rank
+        for axis, size in zip(axes, numbers.shape, strict=True):
+            sides[axis] = size
+        return numbers.reshape(sides)
+
+    index, valid = [], np.True_
+    for axis, (side, size) in enumerate(zip(shape, sizes, strict=True)):
+        place = np.zeros((1,) * rank, np.int64)
+        if axis in chosen:
+            first = along(starts[..., chosen.index(axis)], outside)
+            valid = valid & (first >= 0) & (first <= side - size)
+            place = np.clip(first, 0, side - size)
+        elif axis in together:
+            other = outside[together[axis]]
+            place = along(np.arange(side), [other])
+        if axis in inside:
+            place = place + along(np.arange(size), [windows[inside.index(axis)]])
+        index.append(place)
+    filled = mode in (None, jax.lax.GatherScatterMode.FILL_OR_DROP)
+    return tuple(index), valid if filled else np.True_
+
+
+def _gather(params, x, starts):
+    numbers = params["dimension_numbers"]
+    if params["mode"] == jax.lax.GatherScatterMode.ONE_HOT:
+        return NotImplemented
+    batch = numbers.operand_batching_dims
+    index, valid = _places(
+        starts,
+        params["slice_sizes"],
+        x.shape,
+        numbers.offset_dims,
+        (
+            (*numbers.collapsed_slice_dims, *batch),
+            numbers.start_index_map,
+            dict(zip(batch, numbers.start_indices_batching_dims, strict=True)),
+        ),
+        params["mode"],
+    )
+    if 0 in x.shape:
+        return NotImplemented
+    result = x[index]
+    if np.all(valid):
+        return result
+    filling = params["fill_value"]
+    if filling is None:
+        return NotImplemented
+    if x.dtype == np.uint64:
+        return NotImplemented  # keys, perhaps
+    return np.where(valid, result, np.array(filling).astype(x.dtype))
+
+
+def _scatter(function):
+    def scatter(params, x, starts, updates):
+        numbers = params["dimension_numbers"]
+        batch = numbers.operand_batching_dims
+        absent = (*numbers.inserted_window_dims, *batch)
+        windows = iter(numbers.update_window_dims)
+        sizes = [
+            1 if axis in absent else updates.shape[next(windows)]
+            for axis in range(x.ndim)
+        ]
+        index, valid = _places(
+            starts,
+            sizes,
+            x.shape,
+            numbers.update_window_dims,
+            (
+                absent,
+                numbers.scatter_dims_to_operand_dims,
+                dict(zip(batch, numbers.scatter_indices_batching_dims, strict=True)),
+            ),
+            params["mode"],
+        )
+        if not updates.size or not x.size:
+            return x
+        valid = np.broadcast_to(valid, updates.shape)
+        places = [np.broadcast_to(y, updates.shape)[valid] for y in index]
+        result = x.copy()
+        if function is None:
+            result[tuple(places)] = updates[valid]
+        else:
+            function.at(result, tuple(places), updates[valid])
+        return result
+
+    return scatter
+
+
+def _sort(params, *arrays):
+    axis, count = params["dimension"], params["num_keys"]
+    if count > 1:
+        order = np.lexsort(arrays[:count][::-1], axis)
+    else:
+        order = np.argsort(arrays[0], axis, kind="stable")
+    return [np.take_along_axis(x, order, axis) for x in arrays]
+
+
+def _top(params, x):
+    axis = params.get("axis", x.ndim - 1)
+    if np.isnan(x).any() or x.dtype.kind == "b":
+        return NotImplemented
+    flipped = np.flip(x, axis)
+    order = x.shape[axis] - 1 - np.argsort(flipped, axis, kind="stable")
+    order = np.take(np.flip(order, axis), np.arange(params["k"]), axis)
+    return [np.take_along_axis(x, order, axis), order]
+
+
+def _solve(params, one, other):
+    """Solve a triangular system; XLA knows what becomes of a singular one."""
+    if params["conjugate_a"] and np.iscomplexobj(one):
+        return NotImplemented
+    diagonal = np.diagonal(one, axis1=-2, axis2=-1)
+    if one.ndim > 2 or not params["unit_diagonal"] and not diagonal.all():
+        return NotImplemented
+    turned = params["transpose_a"]
+    if not params["left_side"]:
+        turned, other = not turned, other.T
+    result = linalg.solve_triangular(
+        one,
+        other,
+        trans=int(turned),
+        lower=params["lower"],
+        unit_diagonal=params["unit_diagonal"],
+        check_finite=False,
+    )
+    return result if params["left_side"] else result.T
+
+
+def _factor(function):
+    """A decomposition; XLA knows what becomes of a matrix that has none."""
+
+    def factor(params, x):
+        if not np.isfinite(x).all() or not x.size:
+            return NotImplemented
+        try:
+            return function(params, x)
+        except np.linalg.LinAlgError:
+            return NotImplemented
+
+    return factor
+
+
+def _eigh(params, x):
+    if not params["sort_eigenvalues"] or params["subset_by_index"]:
+        return NotImplemented
+    values, vectors = np.linalg.eigh(x, "L" if params["lower"] else "U")
+    return [vectors, values]
+
+
+def _svd(params, x):
+    if params["subset_by_index"]:
+        return NotImplemented
+    if not params["compute_uv"]:
+        return np.linalg.svd(x, compute_uv=False)
+    left, values, right = np.linalg.svd(x, params["full_matrices"])
+    return [values, left, right]
+
+
+def _qr(params, x):
+    if params["pivoting"]:
+        return NotImplemented
+    return list(np.linalg.qr(x, "complete" if params["full_matrices"] else "reduced"))
+
+
+def _platform(params):
+    names = params["platforms"]
+    places = [x for x, name in enumerate(names) if name is None or "cpu" in name]
+    return np.int32(places[0])
 
 
 def _reduce(function):
@@ -324,6 +727,61 @@ def _position(function):
     return lambda params, x: function(x, axis=params["axes"][0])
 
 
+# Operations that are one function of NumPy
+_SAME = {
+    "abs": np.abs,
+    "acos": np.arccos,
+    "add": np.add,
+    "add_any": np.add,
+    "and": np.bitwise_and,
+    "asin": np.arcsin,
+    "atan2": np.arctan2,
+    "ceil": np.ceil,
+    "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
+    "cos": np.cos,
+    "cosh": np.cosh,
+    "div": _divide,
+    "eq": np.equal,
+    "erf": special.erf,
+    "erf_inv": special.erfinv,
+    "erfc": special.erfc,
+    "exp2": np.exp2,
+    "exp": np.exp,
+    "expm1": np.expm1,
+    "floor": np.floor,
+    "ge": np.greater_equal,
+    "gt": np.greater,
+    "is_finite": np.isfinite,
+    "le": np.less_equal,
+    "log": np.log,
+    "log1p": np.log1p,
+    "logistic": special.expit,
+    "lt": np.less,
+    "max": np.maximum,
+    "min": np.minimum,
+    "mul": np.multiply,
+    "ne": np.not_equal,
+    "neg": np.negative,
+    "nextafter": np.nextafter,
+    "not": np.invert,
+    "or": np.bitwise_or,
+    "pow": np.power,
+    "rem": _remainder,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "sign": np.sign,
+    "sin": np.sin,
+    "sqrt": np.sqrt,
+    "square": np.square,
+    "shift_left": _shift(np.left_shift),
+    "shift_right_arithmetic": _shift(np.right_shift, filled=True),
+    "shift_right_logical": _shift(np.right_shift),
+    "sinh": np.sinh,
+    "sub": np.subtract,
+    "tan": np.tan,
+    "tanh": np.tanh,
+    "xor": np.bitwise_xor,
+}
+
 _OPERATIONS = {
     "argmax": _position(np.argmax),
     "argmin": _position(np.argmin),
@@ -331,32 +789,58 @@ _OPERATIONS = {
     "broadcast_in_dim": _broadcast,
     "concatenate": lambda params, *x: np.concatenate(x, params["dimension"]),
     "convert_element_type": lambda params, x: x.astype(params["new_dtype"]),
+    "conv_general_dilated": _convolve,
+    "cholesky": _factor(lambda params, x: np.linalg.cholesky(x)),
+    "cumlogsumexp": _running(np.logaddexp.accumulate),
     "cummax": _running(np.maximum.accumulate),
+    "cummin": _running(np.minimum.accumulate),
     "cumprod": _running(np.cumprod),
     "cumsum": _running(np.cumsum),
-    "div": _divide,
     "dot_general": _dot,
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update_slice,
+    "eigh": _factor(_eigh),
+    "gather": _gather,
     "integer_pow": lambda params, x: x ** params["y"],
     "iota": _iota,
+    "iota_2x32_shape": lambda params: _count(params["shape"]),
     "pad": _pad,
+    "platform_index": _platform,
+    "qr": _factor(_qr),
+    "random_bits": _random_bits,
+    "random_fold_in": _random_fold_in,
+    "random_seed": _random_seed,
+    "random_split": _random_split,
+    "random_unwrap": lambda params, x: _key_data(x),
+    "random_wrap": lambda params, x: _keys(x),
     "reduce_and": _reduce(np.all),
     "reduce_max": _reduce(np.max),
     "reduce_min": _reduce(np.min),
     "reduce_or": _reduce(np.any),
     "reduce_prod": _reduce(np.prod),
     "reduce_sum": _reduce(np.sum),
+    "reduce_window_max": _pool(np.max, -np.inf),
+    "reduce_window_min": _pool(np.min, np.inf),
+    "reduce_window_sum": _pool(np.sum, 0),
     "reshape": _reshape,
     "rev": lambda params, x: np.flip(x, params["dimensions"]),
+    "scatter": _scatter(None),
+    "scatter-add": _scatter(np.add),
+    "scatter-max": _scatter(np.maximum),
+    "scatter-min": _scatter(np.minimum),
+    "scatter-mul": _scatter(np.multiply),
     "select_n": _select,
-    "shift_right_logical": _shift,
     "slice": _cut,
+    "sort": _sort,
     "split": lambda params, x: np.split(
         x, np.cumsum(params["sizes"])[:-1], params["axis"]
     ),
     "stack": lambda params, *x: np.stack(x, params["axis"]),
     "squeeze": lambda params, x: np.squeeze(x, params["dimensions"]),
+    "threefry2x32": lambda params, *x: _threefry(*x),
+    "top_k": _top,
     "transpose": lambda params, x: np.transpose(x, params["permutation"]),
+    "triangular_solve": _solve,
+    "svd": _factor(_svd),
     "unstack": lambda params, x: list(np.moveaxis(x, params["axis"], 0)),
 }
