@@ -378,7 +378,8 @@ def _broadcast(params, x, *sizes):
 
 
 def _reshape(params, x, *sizes):
-    return x.reshape(params["new_sizes"])
+    order = params["dimensions"]
+    return (x if order is None else x.transpose(order)).reshape(params["new_sizes"])
 
 
 def _cut(params, x):
@@ -639,9 +640,11 @@ def _sort(params, *arrays):
 
 def _top(params, x):
     axis = params.get("axis", x.ndim - 1)
-    if np.isnan(x).any() or x.dtype.kind == "b":
-        return NotImplemented
-    flipped = np.flip(x, axis)
+    ranks = x
+    if jnp.issubdtype(x.dtype, jnp.floating):  # -0 is below 0, as XLA has it
+        ranks = x.view(f"i{x.dtype.itemsize}")
+        ranks = np.where(ranks < 0, ranks ^ np.iinfo(ranks.dtype).max, ranks)
+    flipped = np.flip(ranks, axis)
     order = x.shape[axis] - 1 - np.argsort(flipped, axis, kind="stable")
     order = np.take(np.flip(order, axis), np.arange(params["k"]), axis)
     return [np.take_along_axis(x, order, axis), order]
