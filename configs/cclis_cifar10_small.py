@@ -3,7 +3,7 @@
 The comparison of the CCLIS paper (Li et al., AAAI 2024, Tables 1 to 3) in some minutes
 a run on one CPU core: 5 tasks x 2 classes, three convolutions of width 16 on 16 pixels,
 60 epochs on the first task and 30 on each other, a memory of 200. The paper has no
-scores for it; ours, with 3 seeds, are in docs/results.md.
+scores for it; ours, with 3 seeds, are in docs/paper_cclis.md.
 
   jaxcl data cifar10 --out=data/cifar10
   python -m jaxcl.main --config=configs/cclis_cifar10_small.py

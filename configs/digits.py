@@ -1,7 +1,7 @@
 """MoCo v2+ with PNR on scikit-learn's digits, 5 tasks x 2 classes.
 
-No download, about a minute on 2 CPU cores. docs/results.md has three strategies on it;
-next to nothing is forgotten here, unlike in the quick start.
+No download, about a minute on 2 CPU cores. Next to nothing is forgotten here, unlike in
+the quick start.
 
   python -m jaxcl.main --config=configs/digits.py
 

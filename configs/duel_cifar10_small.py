@@ -4,7 +4,7 @@ The comparison of the DUEL paper (Choi et al., AAAI 2024, Tables 1 and 2) in som
 minutes a run on one CPU core: a stream in which one class has probability rho_max,
 three convolutions of width 16 on 16 pixels, 1.5k steps of 128 rows, a memory of 1024
 of which each step draws 128. The paper has no scores for it; ours, with 3 seeds, are in
-docs/results.md.
+docs/paper_duel.md.
 
   jaxcl data cifar10 --out=data/cifar10
   python -m jaxcl.main --config=configs/duel_cifar10_small.py

@@ -7,8 +7,8 @@ iid 60.8; iid++ 72.0; iid offline 79.2; fine-tuning 18.4; GEM -, 16.8, 17.1, 17.
 24.7, 28.5, 29.7, 30.3; ER 19.0, 26.7, 36.1, 41.5; MIR -, 29.8, 40.0, 47.6; ASER, mu -,
 26.4, 36.3, 43.5; ER-AML 33.0, 40.1, 46.0, 49.8; ER-ACE 35.3, 43.7, 48.0, 50.9; ER + Aug
 25.5, 41.4, 46.1, 47.6; ER-ACE + Aug 42.3, 48.6, 52.4, 55.7; the same, 3 iter 44.1,
-51.6, 59.6, 64.4; GDumb 25.8, 35.0, 45.8, 61.3. Ours: docs/results.md, about 10 minutes
-a run on one CPU core.
+51.6, 59.6, 64.4; GDumb 25.8, 35.0, 45.8, 61.3. Ours: docs/paper_er_ace.md, about
+10 minutes a run on one CPU core.
 
   jaxcl data cifar10 --out=data/cifar10
   python -m jaxcl.main --config=configs/er_ace_cifar10.py

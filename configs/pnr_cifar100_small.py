@@ -3,7 +3,7 @@
 The paper's scenario, losses, optimiser and augmentation (configs/pnr_cifar100.py)
 with a network of 1/144 of the parameters, 6 epochs a task instead of 500, batch 128,
 a queue of 4,096, heads of width 256 and a probe on features without augmentation.
-What it measured, with time and spread, is in docs/results.md; no number of the paper
+What it measured, with time and spread, is in docs/paper_pnr.md; no number of the paper
 compares to it. Cost: 5 tasks x 6 epochs x 78 steps of 2 x 128 images of 32 pixels.
 
   jaxcl data cifar100 --out=data/cifar100

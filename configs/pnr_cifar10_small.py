@@ -3,7 +3,7 @@
 The comparison of the PNR paper (Cha et al., ICML 2024, Table 1) in two minutes a run
 on one CPU core: 5 tasks x 2 classes, three convolutions of width 16 on 16 pixels, 2
 epochs a task. The paper has no scores for it; ours, for every base under fine-tuning,
-CaSSLe and PNR with 3 seeds, are in docs/results.md.
+CaSSLe and PNR with 3 seeds, are in docs/paper_pnr.md.
 
   jaxcl data cifar10 --out=data/cifar10
   python -m jaxcl.main --config=configs/pnr_cifar10_small.py

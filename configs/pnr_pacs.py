@@ -3,7 +3,7 @@
 photo, art_painting, cartoon, sketch: the domain-incremental scenario of the PNR paper
 (Cha et al., ICML 2024, Table 4, there on DomainNet) at a budget of two minutes a run on
 one CPU core: three convolutions of width 16 on 24 pixels, 12 epochs a task. The paper
-has no scores for it; ours are in docs/results.md.
+has no scores for it; ours are in docs/paper_pnr.md.
 
 The data: an .npz file with x u8[N,H,W,3], y, domain, is_test, class_names and
 domain_names (docs/data.md).

@@ -2,7 +2,7 @@
 
 scikit-learn's digits as they are, inverted, and a quarter turned: three domains, a task
 each, without labels. No download, about a minute on two CPU cores. Over five seeds PNR
-ends 1.6 points above fine-tuning (docs/results.md); the order of single seeds may
+ends 1.6 points above fine-tuning (docs/paper_pnr.md); the order of single seeds may
 differ between processors. It is in no table of the PNR paper (Cha et al., ICML 2024).
 
   python -m jaxcl.main --config=configs/quickstart_pnr.py

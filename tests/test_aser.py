@@ -15,7 +15,7 @@ from jaxcl.memory import shapley
 from jaxcl.methods import aser, er, online
 
 CLASSES = tiny.CLASSES
-VALUES = jax.jit(shapley.shapley_values, static_argnames="neighbours")
+VALUES = interpreted.jit(shapley.shapley_values, static_argnames="neighbours")
 
 
 def brute(features, labels, row, label, k):
@@ -123,7 +123,7 @@ def test_scores(variant):
 def test_ranks():
     mask = jnp.array([True, True, False, True, True])
     scores = jnp.array([0.5, -1.0, 9.0, 2.0, 0.5])
-    rank = jax.jit(shapley.rank_rows)
+    rank = interpreted.jit(shapley.rank_rows)
     firsts = set()
     for seed in range(20):
         order = rank(jax.random.key(seed), scores, mask).tolist()
@@ -133,7 +133,7 @@ def test_ranks():
 
 
 def test_replace():
-    replace = jax.jit(shapley.replace_slots, static_argnames="capacity")
+    replace = interpreted.jit(shapley.replace_slots, static_argnames="capacity")
     for seed in range(20):
         rng = np.random.default_rng(seed)
         scores = rng.normal(size=9)
@@ -159,7 +159,9 @@ def test_replace():
 def test_balanced_draws():
     labels = np.array([2, 0, 2, 2, 0, 2, 3, 2, 1, 1])
     allowed = np.array([1, 1, 1, 1, 1, 1, 1, 0, 0, 0], bool)
-    draw = jax.jit(functools.partial(shapley.draw_balanced, num_classes=5, per_class=3))
+    draw = interpreted.jit(
+        functools.partial(shapley.draw_balanced, num_classes=5, per_class=3)
+    )
     counts = np.zeros(10)
     for seed in range(300):
         slots, mask = draw(jax.random.key(seed), jnp.array(labels), jnp.array(allowed))
@@ -215,7 +217,7 @@ def retrieve(options, *, size):
         rows = online.Rows(images, batch["label"], mask, batch["image"])
         return judge.retrieve(state, rows, jax.random.key(0))
 
-    return jax.jit(retrieved)
+    return interpreted.jit(retrieved)
 
 
 @pytest.mark.parametrize("variant", shapley.VARIANTS)

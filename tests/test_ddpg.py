@@ -69,6 +69,10 @@ def f64(tree):
     return jax.tree.map(lambda x: wide(np.asarray(x)), tree)
 
 
+def begin(options):
+    return interpreted.jit(lambda key: ddpg.init(key, options))(jax.random.key(0))
+
+
 def shaken(agent, seed=0):
     """The agent in f64 with networks that all differ and have biases."""
     rng = np.random.default_rng(seed)
@@ -234,7 +238,7 @@ def test_actions_are_the_actors_with_noise_that_fades():
         scale="log",
         **SMALL,
     )
-    agent = ddpg.init(jax.random.key(0), options)
+    agent = begin(options)
     agent = agent._replace(
         losses=jnp.array([9.0, 9.0, 0.3, -0.2]),
         count=jnp.int32(2),
@@ -273,9 +277,10 @@ def test_rates_span_the_range_evenly_on_their_scale(linear, scale, middle, place
     rates = ddpg.scale_action(jnp.array([0.0, 0.5, 1.0]), options)
     np.testing.assert_allclose(rates, [1e-5, middle, 10.0], rtol=1e-5)
     # The first actions are uniform.
-    agent = ddpg.init(jax.random.key(0), options)
+    agent = begin(options)
     keys = jax.random.split(jax.random.key(1), 500)
-    lr, _ = jax.jit(jax.vmap(lambda key: ddpg.choose_rate(agent, key, options)))(keys)
+    choose = jax.vmap(lambda key: ddpg.choose_rate(agent, key, options))
+    lr, _ = interpreted.jit(choose)(keys)
     shares = np.sort(place(np.float64(lr)))
     np.testing.assert_allclose(shares, (np.arange(500) + 0.5) / 500, atol=0.08)
 
@@ -287,7 +292,7 @@ def small(**options):
 def jitted(options):
     """`act` and `observe`."""
     return [
-        jax.jit(lambda *a, f=f: f(*a, options))
+        interpreted.jit(lambda *a, f=f: f(*a, options))
         for f in (ddpg.choose_rate, ddpg.observe)
     ]
 
@@ -295,7 +300,7 @@ def jitted(options):
 def test_a_transition_is_stored_once_its_loss_is_known(linear, monkeypatch):
     options = small(window=2, capacity=3, batch=3)
     monkeypatch.setattr(ddpg, "update_agent", lambda agent, rows, options: agent)
-    agent = ddpg.init(jax.random.key(0), options)
+    agent = begin(options)
     key, actions = jax.random.key(1), []
     chosen, seen = jitted(options)
     act = None  # one action; else a loss
@@ -322,7 +327,7 @@ def test_a_transition_is_stored_once_its_loss_is_known(linear, monkeypatch):
 def test_moments_are_those_of_the_losses_and_bounded(linear, monkeypatch):
     monkeypatch.setattr(ddpg, "update_agent", lambda agent, rows, options: agent)
     options = small(batch=8)
-    agent = ddpg.init(jax.random.key(0), options)
+    agent = begin(options)
     losses = np.array([2.0, 1.5, 1.6, 40.0, 1.0, 1.1, 0.7])
     power, rewards = 0.0, losses[:-1] - losses[1:]
     for n, reward in enumerate(rewards, start=1):
@@ -353,7 +358,7 @@ def test_it_learns_from_what_is_stored_alone(linear, monkeypatch):
     monkeypatch.setattr(
         ddpg, "update_agent", lambda agent, rows, options: agent._replace(critic=rows)
     )
-    agent = ddpg.init(jax.random.key(0), options)
+    agent = begin(options)
     empty = ddpg.Transitions(jnp.zeros((4, 2)), jnp.zeros(4, jnp.int32), jnp.zeros(4))
     agent = agent._replace(critic=empty)
     act, observe = jitted(options)
@@ -372,9 +377,10 @@ def test_it_learns_from_what_is_stored_alone(linear, monkeypatch):
 
 
 @functools.cache
-def program(**options):
+@functools.cache
+def program():
     """One compiled step: the agent is told a loss and answers with a rate."""
-    options = small(**options)
+    options = small()
 
     def step(agent, key, loss):
         k_observe, k_act = jax.random.split(key)
@@ -400,7 +406,7 @@ LOSSES = 2 + np.sin(np.arange(24.0))
 
 def test_a_run_goes_on_bitwise_and_compiles_once():
     options, step = program()
-    agent = ddpg.init(jax.random.key(0), options)
+    agent = begin(options)
     assert all(leaf.size for leaf in jax.tree.leaves(agent))
     start = agent
     rates, whole = told(agent, LOSSES)
@@ -420,7 +426,7 @@ def test_a_run_goes_on_bitwise_and_compiles_once():
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30])
 def test_a_loss_that_is_no_number_poisons_nothing(bad):
     options, _ = program()
-    agent = ddpg.init(jax.random.key(0), options)
+    agent = begin(options)
     _, agent = told(agent, [bad, *LOSSES[:9]])
     _, after = told(agent, [bad], start=50)
     kept = ("actor", "critic", "memory", "losses", "count", "mean", "variance", "power")

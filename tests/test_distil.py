@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxcl
-from helpers import loss_twins, run_directories, teachers, toy
+from helpers import interpreted, loss_twins, run_directories, teachers, toy
 from jaxcl import estimate
 from jaxcl.config import files, resolve, sections, teacher
 from jaxcl.methods.two_view import bases, records, step, strategies
@@ -55,16 +55,22 @@ def test_the_loss_is_the_sum_of_its_terms(spoilt):
     base = bases.make_base("simclr")
     section = {"name": "distil", **WEIGHTS}
     beside = strategies.make_strategy(section | {"base_weight": 0.25})
-    x = jax.tree.map(jnp.float32, views_of(z, f, p))
+    x = jax.tree.map(np.float32, views_of(z, f, p))
     both = want + 0.25 * loss_twins.nt_xent(z[:, 0], z[:, 1])
-    np.testing.assert_allclose(step.compute_loss(base, beside, x), both, rtol=1e-5)
+    np.testing.assert_allclose(loss_of(base, beside, x)[0], both, rtol=1e-5)
     alone = strategies.make_strategy(section)  # its head is the projector
     x = x._replace(z=x.p, p=None)
-    np.testing.assert_allclose(step.compute_loss(base, alone, x), want, rtol=1e-5)
-    grads = jax.grad(lambda z: step.compute_loss(base, alone, x._replace(z=z)))(x.z)
+    value, grads = loss_of(base, alone, x)
+    np.testing.assert_allclose(value, want, rtol=1e-5)
     assert np.isfinite(grads).all() and not grads[~rows].any() and grads[rows].any()
-    nowhere = x._replace(f=jnp.full_like(x.f, jnp.nan))
-    assert np.isnan(step.compute_loss(base, alone, nowhere))  # which ends the run
+    nowhere = x._replace(f=np.full_like(x.f, np.nan))
+    assert np.isnan(loss_of(base, alone, nowhere)[0])  # which ends the run
+
+
+def loss_of(base, strategy, x):
+    """The loss of features, and its gradient by z."""
+    loss = lambda z: step.compute_loss(base, strategy, x._replace(z=z))  # noqa: E731
+    return interpreted.value_and_grad(loss)(x.z)
 
 
 def read(folder, **more):

@@ -63,7 +63,7 @@ moved = functools.partial(twins.moved, low=-0.5, high=0.5)
 def fresh(base, **options):
     """Few options change the state."""
     method = make(base=base, **options)
-    return jax.jit(method.init)(jax.random.key(0), INCOMING)
+    return interpreted.jit(method.init)(jax.random.key(0), INCOMING)
 
 
 def under_way(base="moco", filled=STORED, **options):
@@ -368,8 +368,8 @@ def held(rows, filled=None):
 def updated(given, memory, rows, seed=0):
     number = jnp.arange(100, 100 + len(rows), dtype=jnp.int32)
     incoming = {"label": number, "index": number}
-    key = jax.random.key(seed)
-    return active_memory.update(given, memory, key, incoming, jnp.float32(rows), ())
+    update = interpreted.jit(functools.partial(active_memory.update, given))
+    return update(memory, jax.random.key(seed), incoming, np.float32(rows), ())
 
 
 def circle(*degrees):

@@ -47,7 +47,7 @@ from helpers import (
     toy,
 )
 from helpers.config_functions import FUNCTIONS
-from helpers.forward import no_gradients
+from helpers.forward import cheap_traces
 from jaxcl import core, optim, plots, schema
 from jaxcl.config import build, sections
 from jaxcl.data import stream
@@ -82,6 +82,7 @@ SMALL = dict(
 # What is observed
 
 
+@functools.cache  # programs of passes and of functions of jnp come again and again
 def text(program) -> str:
     """A digest of a traced program, the arrays inside it included."""
     arrays = [np.asarray(x).tobytes() for x in program.consts if hasattr(x, "tobytes")]
@@ -139,7 +140,7 @@ def clean(line):
 
 def traced(function, *arguments):
     """A program without its gradients, and the shapes that it returns."""
-    with no_gradients():
+    with cheap_traces():
         return jax.make_jaxpr(function, return_shape=True)(*arguments)
 
 
@@ -380,7 +381,7 @@ def dry_runs(calls):
 
         return call
 
-    with mock.patch.object(jax, "jit", jit), no_gradients():
+    with mock.patch.object(jax, "jit", jit), cheap_traces():
         yield
 
 
@@ -590,6 +591,8 @@ STORED = in_memory.store_set(
 # Whole configs
 
 MLP = {"name": "mlp", "widths": (4,)}
+CHEAP_VIEWS = {"augment.crop": False, "augment.flip": 0.5}
+CHEAP_VIEWS |= {"augment.jitter_probability": 0.0}
 ER = toy.ONLINE | {"method": {"name": "er"}, "encoder": MLP}
 TOY_VIT = {"encoder": {"name": "vit"} | VIT | {"patch": 4, "image_size": 8}}
 SECTIONS = {x: y for x, y in toy.config().to_dict().items() if isinstance(y, dict)}
@@ -597,7 +600,7 @@ SECTIONS = {x: y for x, y in toy.config().to_dict().items() if isinstance(y, dic
 
 def of_config(_, changes):
     """The records of a job, what building it prints, and the program of its step."""
-    changes, printed = {"encoder": MLP} | changes, io.StringIO()
+    changes, printed = {"encoder": MLP} | CHEAP_VIEWS | changes, io.StringIO()
     with tempfile.TemporaryDirectory() as folder:
         with contextlib.redirect_stdout(printed):
             work = run_directories.untried(pathlib.Path(folder), **changes)

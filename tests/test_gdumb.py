@@ -84,7 +84,7 @@ def test_no_two_draws_of_a_fit_share_a_key():
     key, order, lr = jax.random.key(0), jnp.arange(6), np.float32(0.1)
     descend = functools.partial(gdumb._descend_span, fit)
     uses = collections.Counter()
-    with forward.no_gradients():
+    with forward.cheap_traces():
         state = jax.eval_shape(
             functools.partial(gdumb._start_network, fit), key, ROWS["image"]
         )

@@ -12,7 +12,7 @@ JOINT = {"scenario": {"name": "joint", "num_tasks": 1}}
 # for baselines that it quotes, of the codes they come from.
 ER_ACE = {
     # The masks of the released code give the paper's numbers with 20 and 100 images a
-    # class; the paper's equations (form="paper") do with 20, see docs/results.md.
+    # class; the paper's equations (form="paper") do with 20, see docs/paper_er_ace.md.
     "er_ace": ({"name": "er_ace", "form": "code"}, 0.1, {}),
     "er_aml": ({"name": "er_aml", "temperature": 0.1}, 0.05, {}),
     "er": ({"name": "er"}, 0.1, {}),

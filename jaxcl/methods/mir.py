@@ -6,8 +6,8 @@ Drift in Online Continual Learning", 2021.
 
 Departures:
 - Scoring normalises by the batch statistics of the candidates and moves the running
-  ones, as in released code, not in the papers; docs/results.md has the effect on Split
-  CIFAR-10. `moves_statistics=False` leaves the running ones alone.
+  ones, as in released code, not in the papers; docs/paper_er_ace.md has the effect on
+  Split CIFAR-10. `moves_statistics=False` leaves the running ones alone.
 - The MNIST experiments' comparison with the lowest loss that a row ever had is left
   out, and so is MIR for generative replay.
 """

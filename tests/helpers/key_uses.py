@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from helpers.forward import no_gradients
+from helpers.forward import cheap_traces
 
 DRAWS = ("random_bits", "random_gamma", "threefry2x32")
 PARENTS = ("random_split", "random_fold_in")
@@ -202,7 +202,7 @@ def of_steps(method, state, batch, *, numbers) -> list[collections.Counter]:
       state, batch: shapes, as `job.shapes` returns them.
       numbers: of the steps, with which every counter of the state grows.
     """
-    with no_gradients():
+    with cheap_traces():
         program = jax.make_jaxpr(method.step)(state, batch)
     leaves = jax.tree.leaves((state, batch))
     return [of(program, [_value(x, number) for x in leaves]) for number in numbers]

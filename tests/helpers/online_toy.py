@@ -51,7 +51,7 @@ cross_entropy = loss_twins.labelled_cross_entropy
 
 @functools.cache
 def compiled(method):
-    return jax.jit(method.init), interpreted.jit(method.step)
+    return interpreted.jit(method.init), interpreted.jit(method.step)
 
 
 def step(method, state, incoming):

@@ -66,7 +66,7 @@ def incoming(seed, labels=NEW):
 @functools.cache
 def begin(capacity):
     """ER's `init`, one program for the methods that keep no more than it does."""
-    return jax.jit(er.make(make_parts(capacity=capacity)).init)
+    return interpreted.jit(er.make(make_parts(capacity=capacity)).init)
 
 
 def start(seed, labels, *, capacity=10, task=1):
