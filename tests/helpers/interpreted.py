@@ -3,7 +3,7 @@
 A small program takes a hundred times as long to compile as to compute. Where the
 equation is the subject and not the program, a test traces it and computes it here. An
 operation that is not in a table below is JAX's own, compiled for its shapes alone and
-shared by all programs: convolutions, gathers, random draws.
+shared by all programs.
 """
 
 import contextlib
