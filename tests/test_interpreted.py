@@ -63,7 +63,7 @@ def orders(x, count):
 
 
 def windows(x, count):
-    """Convolutions of all kinds, and pools."""
+    """Convolutions of all kinds."""
     images, kernel = (
         x.reshape(1, 2, 4, 3),
         jnp.cos(jnp.arange(24.0).reshape(4, 2, 3, 1)),
@@ -76,7 +76,6 @@ def windows(x, count):
 
     layout = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
     turned = images.transpose(0, 2, 3, 1), kernel.transpose(2, 3, 1, 0)
-    pool = [(1, 1, 2, 2), (1, 1, 2, 1), "SAME"]
     return (
         convolve(images, kernel, window_strides=(2, 1), padding=((2, 0), (0, 1))),
         convolve(images, kernel[:, :1], feature_group_count=2, rhs_dilation=(1, 2)),
@@ -88,25 +87,6 @@ def windows(x, count):
             padding=((1, 2), (-1, 3)),
         ),
         convolve(*turned, **layout),
-        jax.lax.reduce_window(images, -jnp.inf, jax.lax.max, *pool),
-        jax.lax.reduce_window(images, 0.0, jax.lax.add, *pool),
-    )
-
-
-def matrices(x, count):
-    """Decompositions, and what has none."""
-    square = x @ x.T + jnp.eye(4)
-    lower = jnp.linalg.cholesky(square)
-    solve = jax.lax.linalg.triangular_solve
-    return (
-        lower,
-        jnp.linalg.cholesky(-square),
-        solve(lower, x, left_side=True, lower=True),
-        solve(lower, x.T, lower=True, transpose_a=True),
-        jax.scipy.linalg.cho_solve((lower, True), x),
-        jnp.linalg.eigh(square)[0],
-        jnp.abs(jnp.linalg.svd(x, full_matrices=False)[2]),
-        jnp.abs(jnp.linalg.qr(x)[1]),
     )
 
 
@@ -168,7 +148,6 @@ def program(key, x, count):
         "choices": choices(x, count),
         "orders": orders(jax.lax.stop_gradient(x), count),
         "windows": windows(x, count),
-        "matrices": matrices(jax.lax.stop_gradient(x), count),
         "draws": draws(key, x),
         "logs": jax.nn.log_softmax(x) + jax.nn.gelu(x) + jax.nn.sigmoid(x),
     }

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
-from scipy import linalg, special
+from scipy import special
 
 
 def jit(function, *, static_argnames=()):
@@ -459,67 +459,37 @@ def _select(params, which, *cases):
     return np.choose(which, cases)
 
 
-def _windows(params, x, size, filling):
-    """Return the windows of the last axes of an array, before their offsets."""
-    number = len(size)
-    pad = {"padding_config": [(0, 0, 0)] * (x.ndim - number)}
-    pad["padding_config"] += [
-        (low, high, step - 1)
-        for (low, high), step in zip(params["padding"], params["base"], strict=True)
-    ]
-    x = _pad(pad, x, filling)
-    if x is NotImplemented:
-        return x
-    reach = [(n - 1) * step + 1 for n, step in zip(size, params["window"], strict=True)]
-    axes = tuple(range(x.ndim - number, x.ndim))
-    views = np.lib.stride_tricks.sliding_window_view(x, reach, axes)
-    places = [slice(None, None, step) for step in params["window_strides"]]
-    offsets = [slice(None, None, step) for step in params["window"]]
-    return views[(..., *places, *offsets)]
-
-
 def _convolve(params, x, kernel):
-    kind = np.result_type(x, kernel)
+    """Multiply the windows of each group with its kernels."""
+    kind = params["preferred_element_type"] or np.result_type(x, kernel)
     if x.dtype.itemsize == 2:  # summed as XLA does
         x, kernel = (y.astype(np.float32) for y in (x, kernel))
     numbers = params["dimension_numbers"]
     x, kernel = x.transpose(numbers.lhs_spec), kernel.transpose(numbers.rhs_spec)
-    places = {"base": params["lhs_dilation"], "window": params["rhs_dilation"]}
-    size, outputs = kernel.shape[2:], kernel.shape[0]
-    groups = max(params["feature_group_count"], params["batch_group_count"])
-    views = _windows({**params, **places}, x, size, 0)
-    if views is NotImplemented:
-        return views
+    sides = zip(params["padding"], params["lhs_dilation"], strict=True)
+    config = [(0, 0, 0)] * 2 + [(*side, step - 1) for side, step in sides]
+    if any(number < 0 for side in config for number in side):
+        return NotImplemented
+    x = _pad({"padding_config": config}, x, 0)
+    count, outputs, steps = kernel.ndim - 2, len(kernel), params["rhs_dilation"]
+    axes = tuple(range(2, x.ndim))
+    reach = [(n - 1) * k + 1 for n, k in zip(kernel.shape[2:], steps, strict=True)]
+    views = np.lib.stride_tricks.sliding_window_view(x, reach, axes)
+    strides = [slice(None, None, step) for step in (*params["window_strides"], *steps)]
+    views = views[(..., *strides)]
+    groups = params["feature_group_count"] * params["batch_group_count"]
     if params["batch_group_count"] > 1:
         views = views.reshape(groups, -1, *views.shape[1:])
     else:
         views = views.reshape(len(x), groups, -1, *views.shape[2:]).swapaxes(0, 1)
-    # views [groups, rows, features, *places, *offsets], kernel [groups, outputs, ...]
-    count = len(size)
-    places = views.shape[3 : 3 + count]
+    # groups, rows, features, places and offsets; features go beside the offsets.
+    rows, places = views.shape[1], views.shape[3 : 3 + count]
     views = np.moveaxis(views, 2, 2 + count)
-    rows = views.shape[1]
     views = views.reshape(groups, rows * np.prod(places, dtype=int), -1)
-    kernel = kernel.reshape(groups, outputs // groups, -1)
-    result = views @ kernel.swapaxes(1, 2)
+    result = views @ kernel.reshape(groups, outputs // groups, -1).swapaxes(1, 2)
     result = result.reshape(groups, rows, *places, outputs // groups)
-    result = np.moveaxis(np.moveaxis(result, -1, 1), 2, 0)  # rows, groups, outputs
-    result = result.reshape(rows, outputs, *places)
-    result = result.transpose(np.argsort(numbers.out_spec))
-    return result.astype(params["preferred_element_type"] or kind)
-
-
-def _pool(function, filling):
-    def pool(params, x):
-        places = {"base": params["base_dilation"], "window": params["window_dilation"]}
-        size = params["window_dimensions"]
-        if filling and not np.issubdtype(x.dtype, np.floating):
-            return NotImplemented
-        views = _windows({**params, **places}, x, size, filling)
-        axes = tuple(range(x.ndim, 2 * x.ndim))
-        return views if views is NotImplemented else function(views, axis=axes)
-
-    return pool
+    result = np.moveaxis(result, (1, -1), (0, 2)).reshape(rows, outputs, *places)
+    return result.transpose(np.argsort(numbers.out_spec)).astype(kind)
 
 
 def _places(starts, sizes, shape, windows, numbers, mode):
@@ -580,17 +550,15 @@ def _gather(params, x, starts):
         ),
         params["mode"],
     )
-    if 0 in x.shape:
+    filling = params["fill_value"]
+    if 0 in x.shape or x.dtype == np.uint64 and not np.all(valid):  # keys, perhaps
         return NotImplemented
     result = x[index]
-    if np.all(valid):
-        return result
-    filling = params["fill_value"]
-    if filling is None:
-        return NotImplemented
-    if x.dtype == np.uint64:
-        return NotImplemented  # keys, perhaps
-    return np.where(valid, result, np.array(filling).astype(x.dtype))
+    return (
+        result
+        if np.all(valid)
+        else np.where(valid, result, np.array(filling).astype(x.dtype))
+    )
 
 
 def _scatter(function):
@@ -648,63 +616,6 @@ def _top(params, x):
     order = x.shape[axis] - 1 - np.argsort(flipped, axis, kind="stable")
     order = np.take(np.flip(order, axis), np.arange(params["k"]), axis)
     return [np.take_along_axis(x, order, axis), order]
-
-
-def _solve(params, one, other):
-    """Solve a triangular system; XLA knows what becomes of a singular one."""
-    if params["conjugate_a"] and np.iscomplexobj(one):
-        return NotImplemented
-    diagonal = np.diagonal(one, axis1=-2, axis2=-1)
-    if one.ndim > 2 or not params["unit_diagonal"] and not diagonal.all():
-        return NotImplemented
-    turned = params["transpose_a"]
-    if not params["left_side"]:
-        turned, other = not turned, other.T
-    result = linalg.solve_triangular(
-        one,
-        other,
-        trans=int(turned),
-        lower=params["lower"],
-        unit_diagonal=params["unit_diagonal"],
-        check_finite=False,
-    )
-    return result if params["left_side"] else result.T
-
-
-def _factor(function):
-    """A decomposition; XLA knows what becomes of a matrix that has none."""
-
-    def factor(params, x):
-        if not np.isfinite(x).all() or not x.size:
-            return NotImplemented
-        try:
-            return function(params, x)
-        except np.linalg.LinAlgError:
-            return NotImplemented
-
-    return factor
-
-
-def _eigh(params, x):
-    if not params["sort_eigenvalues"] or params["subset_by_index"]:
-        return NotImplemented
-    values, vectors = np.linalg.eigh(x, "L" if params["lower"] else "U")
-    return [vectors, values]
-
-
-def _svd(params, x):
-    if params["subset_by_index"]:
-        return NotImplemented
-    if not params["compute_uv"]:
-        return np.linalg.svd(x, compute_uv=False)
-    left, values, right = np.linalg.svd(x, params["full_matrices"])
-    return [values, left, right]
-
-
-def _qr(params, x):
-    if params["pivoting"]:
-        return NotImplemented
-    return list(np.linalg.qr(x, "complete" if params["full_matrices"] else "reduced"))
 
 
 def _platform(params):
@@ -793,7 +704,6 @@ _OPERATIONS = {
     "concatenate": lambda params, *x: np.concatenate(x, params["dimension"]),
     "convert_element_type": lambda params, x: x.astype(params["new_dtype"]),
     "conv_general_dilated": _convolve,
-    "cholesky": _factor(lambda params, x: np.linalg.cholesky(x)),
     "cumlogsumexp": _running(np.logaddexp.accumulate),
     "cummax": _running(np.maximum.accumulate),
     "cummin": _running(np.minimum.accumulate),
@@ -802,14 +712,12 @@ _OPERATIONS = {
     "dot_general": _dot,
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update_slice,
-    "eigh": _factor(_eigh),
     "gather": _gather,
     "integer_pow": lambda params, x: x ** params["y"],
     "iota": _iota,
     "iota_2x32_shape": lambda params: _count(params["shape"]),
     "pad": _pad,
     "platform_index": _platform,
-    "qr": _factor(_qr),
     "random_bits": _random_bits,
     "random_fold_in": _random_fold_in,
     "random_seed": _random_seed,
@@ -822,9 +730,6 @@ _OPERATIONS = {
     "reduce_or": _reduce(np.any),
     "reduce_prod": _reduce(np.prod),
     "reduce_sum": _reduce(np.sum),
-    "reduce_window_max": _pool(np.max, -np.inf),
-    "reduce_window_min": _pool(np.min, np.inf),
-    "reduce_window_sum": _pool(np.sum, 0),
     "reshape": _reshape,
     "rev": lambda params, x: np.flip(x, params["dimensions"]),
     "scatter": _scatter(None),
@@ -843,7 +748,5 @@ _OPERATIONS = {
     "threefry2x32": lambda params, *x: _threefry(*x),
     "top_k": _top,
     "transpose": lambda params, x: np.transpose(x, params["permutation"]),
-    "triangular_solve": _solve,
-    "svd": _factor(_svd),
     "unstack": lambda params, x: list(np.moveaxis(x, params["axis"], 0)),
 }
