@@ -38,7 +38,8 @@ LONG = {
 BY_VARIANT = {"test_methods", "test_debug_config_trains"}
 # Files whose subject is an equation: XLA compiles nothing for their quick tests.
 BY_NUMPY = {
-    *("frozen", "import_file", "import_peers", "nets", "two_view"),
+    *("frozen", "gem", "icl", "import_file", "import_peers", "nets", "noncontrastive"),
+    *("online", "optim", "tuning", "two_view"),
 }
 
 

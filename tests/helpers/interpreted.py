@@ -125,7 +125,8 @@ def _is_plain(jaxpr, params=None) -> bool:
                     return False
             if isinstance(x, core.ClosedJaxpr | core.Jaxpr) and not _is_plain(x):
                 return False
-    variables = [*jaxpr.invars, *(x for y in jaxpr.eqns for x in y.outvars)]
+    inputs = getattr(jaxpr, "jaxpr", jaxpr).invars
+    variables = [*inputs, *(x for y in jaxpr.eqns for x in y.outvars)]
     return all(_is_threefry(x.aval) or not _is_key(x.aval) for x in variables)
 
 
