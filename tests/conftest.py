@@ -1,6 +1,7 @@
 """Settings for all tests: 8 fake CPU devices, cheap compilation, a shared cache."""
 
 import collections
+import contextlib
 import gc
 import json
 import logging
@@ -19,7 +20,7 @@ import pytest  # noqa: E402
 
 pytest.register_assert_rewrite("helpers")  # what they assert is shown in full
 
-from helpers import pictures  # noqa: E402
+from helpers import interpreted, pictures  # noqa: E402
 from jaxcl import plots  # noqa: E402
 
 SLOW = pathlib.Path(__file__).with_name("slow.txt")
@@ -35,6 +36,11 @@ LONG = {
 }
 # Files, or tests, of which nothing dear is shared but by the tests of one variant.
 BY_VARIANT = {"test_methods", "test_debug_config_trains"}
+# Files whose subject is an equation: XLA compiles nothing for their quick tests.
+BY_NUMPY = {
+    *("frozen", "gem", "icl", "import_file", "import_peers", "nets", "noncontrastive"),
+    *("online", "optim", "tuning", "two_view"),
+}
 
 
 def pytest_addoption(parser):
@@ -49,6 +55,9 @@ def pytest_addoption(parser):
         "--strict-skips",
         action="store_true",
         help="fail where a test is skipped",
+    )
+    group.addoption(
+        "--xla", action="store_true", help="compile what quick tests compute by NumPy"
     )
     group.addoption("--record", action="store_true", help=f"write {LAST_SLOW_RUN.name}")
 
@@ -186,6 +195,19 @@ def _programs_of_other_modules_are_dropped():
     yield
     if not _MAPS.exists() or _MAPS.read_bytes().count(b"\n") > 15_000:
         jax.clear_caches()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _equations_are_computed_by_numpy(request):
+    """Compile nothing where the equation is the subject; see helpers/interpreted.py."""
+    option = request.config.option
+    slow = option.markexpr and "not slow" not in option.markexpr
+    name = request.path.stem.removeprefix("test_")
+    by_numpy = name in BY_NUMPY or os.environ.get("INTERP")
+    with contextlib.ExitStack() as stack:
+        if by_numpy and not slow and not option.xla:
+            stack.enter_context(interpreted.everything())
+        yield
 
 
 @pytest.fixture(autouse=True)
