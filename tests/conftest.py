@@ -38,8 +38,12 @@ LONG = {
 BY_VARIANT = {"test_methods", "test_debug_config_trains"}
 # Files whose subject is an equation: XLA compiles nothing for their quick tests.
 BY_NUMPY = {
-    *("frozen", "gem", "icl", "import_file", "import_peers", "nets", "noncontrastive"),
-    *("online", "optim", "tuning", "two_view"),
+    *("aser", "augment", "augment_graph", "bases", "cclis", "convnext", "ddpg"),
+    *("der", "distil", "drift", "duel", "er_lwf", "examples", "frozen", "gcn"),
+    *("gcr", "gem", "gss", "icl", "import_file", "import_peers", "memory"),
+    *("memory_evals", "mir", "nets", "noncontrastive", "online", "online_head"),
+    *("online_probe", "optim", "pieces", "prototype", "queue", "redundancy"),
+    *("rehearsal", "replay_losses", "selection", "tuning", "two_view", "vit"),
 }
 
 
@@ -203,9 +207,8 @@ def _equations_are_computed_by_numpy(request):
     option = request.config.option
     slow = option.markexpr and "not slow" not in option.markexpr
     name = request.path.stem.removeprefix("test_")
-    by_numpy = name in BY_NUMPY or os.environ.get("INTERP")
     with contextlib.ExitStack() as stack:
-        if by_numpy and not slow and not option.xla:
+        if name in BY_NUMPY and not slow and not option.xla:
             stack.enter_context(interpreted.everything())
         yield
 
