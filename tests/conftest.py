@@ -1,6 +1,7 @@
 """Settings for all tests: 8 fake CPU devices, cheap compilation, a shared cache."""
 
 import collections
+import contextlib
 import gc
 import json
 import logging
@@ -19,6 +20,8 @@ import pytest  # noqa: E402
 
 pytest.register_assert_rewrite("helpers")  # what they assert is shown in full
 
+from helpers import interpreted  # noqa: E402
+
 SLOW = pathlib.Path(__file__).with_name("slow.txt")
 LAST_SLOW_RUN = pathlib.Path(__file__).with_name("last_slow_run.json")
 # Files that take longest, these the first.
@@ -32,6 +35,15 @@ LONG = {
 }
 # Files, or tests, of which nothing dear is shared but by the tests of one variant.
 BY_VARIANT = {"test_methods", "test_debug_config_trains"}
+# Files whose subject is an equation: XLA compiles nothing for their quick tests.
+BY_NUMPY = {
+    *("aser", "augment", "augment_graph", "bases", "cclis", "convnext", "ddpg"),
+    *("der", "distil", "drift", "duel", "er_lwf", "examples", "frozen", "gcn"),
+    *("gcr", "gem", "gss", "icl", "import_file", "import_peers", "memory"),
+    *("memory_evals", "mir", "nets", "noncontrastive", "online", "online_head"),
+    *("online_probe", "optim", "pieces", "prototype", "queue", "redundancy"),
+    *("rehearsal", "replay_losses", "selection", "tuning", "two_view", "vit"),
+}
 
 
 def pytest_addoption(parser):
@@ -46,6 +58,9 @@ def pytest_addoption(parser):
         "--strict-skips",
         action="store_true",
         help="fail where a test is skipped",
+    )
+    group.addoption(
+        "--xla", action="store_true", help="compile what quick tests compute by NumPy"
     )
     group.addoption("--record", action="store_true", help=f"write {LAST_SLOW_RUN.name}")
 
@@ -183,6 +198,18 @@ def _programs_of_other_modules_are_dropped():
     yield
     if not _MAPS.exists() or _MAPS.read_bytes().count(b"\n") > 15_000:
         jax.clear_caches()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _equations_are_computed_by_numpy(request):
+    """Compile nothing where the equation is the subject; see helpers/interpreted.py."""
+    option = request.config.option
+    slow = option.markexpr and "not slow" not in option.markexpr
+    name = request.path.stem.removeprefix("test_")
+    with contextlib.ExitStack() as stack:
+        if name in BY_NUMPY and not slow and not option.xla:
+            stack.enter_context(interpreted.everything())
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -266,7 +266,7 @@ def test_sections_are_those_of_the_run_and_accepted_updates(tmp_path, monkeypatc
 def test_a_check_compares_answers_on_the_images_of_the_reference(
     tmp_path, monkeypatch, common, protocol
 ):
-    """From 50 in common on; else the reference answers, and its accuracy is compared."""
+    """From 50 in common on; else the reference answers and is compared."""
     judge, old = (
         make_judge(range(100), protocol),
         make_judge([*range(99 - common, 99)][::-1] + [200, 201]),
