@@ -179,7 +179,6 @@ def test_results_are_read_again_for_the_same_checkpoint_alone(
     logging = job.Logging(1, (), False, False)
     work = transfer.Transfer(None, source, tasks, job.Evaluation({}), logging)
     results = transfer.run_transfer(work, tmp_path)
-    assert results["checkpoint"] == source
     assert ("knn/x" in results["matrices"]) == (number == 6)
     for step in (9, 10):
         (tmp_path / "checkpoints" / str(step)).mkdir(parents=True)
