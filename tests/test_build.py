@@ -485,6 +485,7 @@ def test_a_run_resumes_with_other_machines_and_no_other_options(tmp_path):
         *("devices", "mesh", "device_bytes", "steps_per_call", "compile_cache"),
         *("workers", "progress", "loggers", "duplicates", "seeds"),
     }
+    assert len(run_config.options.differences({"a": None}, {})) == 1
     # Flags that resolved.json does not have yet are no difference.
     for flags, fits in (({}, True), ({"jax_enable_x64": "other"}, False)):
         resolved = {run_config.FLAGS: flags}

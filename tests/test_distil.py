@@ -81,7 +81,7 @@ def read(folder, **more):
 @pytest.mark.parametrize("size", [4, 8])
 def test_the_teacher_sees_the_views_as_its_card_says(size, tmp_path):
     """Its own size, mean and deviation; its weights stay on the host until a run."""
-    teachers.leave(tmp_path, size=size, mean=[0.1], std=[0.7])
+    teachers.leave(tmp_path, size=size, mean=[0.1], std=[0.7], interpolation="bilinear")
     pixels = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 1)).astype(np.uint8)
     views = (pixels / 255 - 0.3) / 0.4  # the toy's moments
     made = read({"teacher": str(tmp_path)})

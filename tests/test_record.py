@@ -360,7 +360,6 @@ def test_the_end_says_where_a_run_lies_and_what_comes_next(tmp_path):
     lines = finish.closing(work, tmp_path).splitlines()
     assert any(str(tmp_path / "plots") in line for line in lines)
     assert sum(" jaxcl " in line for line in lines[-3:]) == 3
-    assert "jaxcl update" in lines[-1]
     work = work._replace(method=work.method._replace(replays=True))
     assert "jaxcl compare" in finish.closing(work, tmp_path)  # an update has no labels
 
