@@ -31,6 +31,9 @@ def test_a_picture_has_the_format_of_its_name(ending, tmp_path):
     if ending == "png":
         with Image.open(path) as picture:
             assert picture.size[0] > 250
+            ink = (np.asarray(picture.convert("RGB")) < 250).any(-1)
+        assert ink.any()  # and nothing is cut off at the edge
+        assert not any(x.any() for x in (ink[0], ink[-1], ink[:, 0], ink[:, -1]))
 
 
 def test_a_run_that_is_over_draws_its_pictures_anew(tmp_path):
