@@ -11,7 +11,7 @@ from matplotlib import colors
 from PIL import Image, ImageEnhance, ImageOps
 from scipy import stats
 
-from helpers import crops
+from helpers import crops, key_uses
 from jaxcl.data.augment import images as augment_images
 
 PLAIN = dict(mean=(0.0,), std=(1.0,))
@@ -316,6 +316,26 @@ def test_each_operation_is_decided_by_a_number_of_its_own(monkeypatch):
     close(outcome(2, width=0.8), blur(x, 1.3, 9))
     close(outcome(4), np.where(x >= 128 / 255, 1 - x, x))
     close(outcome(5), x[:, ::-1])
+
+
+def test_no_two_draws_share_a_key():
+    """So which operations a view has says nothing of their strength and order."""
+    chances = dict(blur=0.5, solarize=0.2, jitter_probability=0.8, grayscale=0.2)
+    change = augment_images.make(size=5, views=1, **OFF | chances | dict(flip=0.5))
+    given = jax.random.key(0), pixels(1, 6, 6, 3)
+    uses = key_uses.of(jax.make_jaxpr(change)(*given), jax.tree.leaves(given))
+    assert len(uses) > 4 and not key_uses.shared(uses)
+
+
+def test_crops_that_came_are_the_views_in_their_order():
+    """Each is shifted by its own draw."""
+    came, key = pixels(1, 2, 6, 6, 3), jax.random.key(7)
+    make = augment_images.make(size=6, crop=False, pad=1, **OFF)
+    shift = jax.jit(functools.partial(augment_images.shift_image, pad=1))
+    for view, shown in enumerate(jax.jit(make)(key, came)[0]):
+        folded = jax.random.fold_in(jax.random.fold_in(key, 0), view)
+        twin = shift(jax.random.split(folded, 3)[0], unit(came[0, view]))
+        np.testing.assert_allclose(shown, twin, atol=1e-6)
 
 
 def test_results_depend_on_position_only():
