@@ -120,7 +120,10 @@ def test_resize_and_center_crop_match_pillow():
             box = (0, 0, shape[1], shape[0])
             twin = pillow_resize(image, box, out[::-1], interpolation)
             np.testing.assert_allclose(ours, twin, atol=2e-5)
-    image = jnp.arange(9 * 11.0).reshape(9, 11, 1)
+
+
+def test_the_centre_is_rounded_as_torchvision_does():
+    image = np.arange(9 * 11.0).reshape(9, 11, 1)
     # Offsets 2.5 and 3.5 round half to even, as torchvision's int(round(x)) does.
     np.testing.assert_array_equal(
         augment_images.center_crop(image, size=4), image[2:6, 4:8]
@@ -370,8 +373,9 @@ def test_results_depend_on_position_only():
 def test_keys_are_folded_from_position_then_view():
     images = jnp.asarray(pixels(3, 12, 12, 3))
     key = jax.random.key(7)
-    out = jax.jit(augment_images.make(size=5, **OFF))(key, images)
-    crop = jax.jit(functools.partial(augment_images.random_resized_crop, size=5))
+    way = dict(size=5, interpolation="bilinear")
+    out = jax.jit(augment_images.make(**way, **OFF))(key, images)
+    crop = jax.jit(functools.partial(augment_images.random_resized_crop, **way))
     for position, view in ((0, 0), (2, 0), (1, 1)):
         folded = jax.random.fold_in(jax.random.fold_in(key, position), view)
         twin = crop(jax.random.split(folded, 3)[0], unit(images[position]))
@@ -454,16 +458,23 @@ def test_channels_that_are_no_colours_are_brighter_or_of_more_contrast_alone(cha
     assert np.std(factors) > 0.02 and 0.7 < min(factors) < max(factors) < 1.3
 
 
-def test_evaluation_is_resize_then_centre():
+@pytest.mark.parametrize("interpolation", RESAMPLING)
+def test_evaluation_is_resize_then_centre(interpolation):
     images = pixels(2, 20, 31, 3)
     mean, std = (0.1, 0.2, 0.3), (0.5, 0.4, 0.3)
-    out = jax.jit(augment_images.make_eval(size=10, resize=12, mean=mean, std=std))(
-        images
-    )
+    options = dict(size=10, mean=mean, std=std, interpolation=interpolation)
+    out = jax.jit(augment_images.make_eval(resize=12, **options))(images)
     for ours, image in zip(out, images, strict=True):
-        small = Image.fromarray(image).resize((18, 12), Image.BICUBIC)
+        small = Image.fromarray(image).resize((18, 12), RESAMPLING[interpolation])
         centre = np.asarray(small.crop((4, 1, 14, 11))) / 255
         pixel_error = (ours - (centre - mean) / std) * np.array(std) * 255
         assert np.abs(pixel_error).max() < 2.0  # Pillow rounds to u8
+    augment_images.make_eval(resize=10, **options)  # as small as may be
+    with pytest.raises(ValueError, match=r"resize=9"):
+        augment_images.make_eval(resize=9, **options)
+    with pytest.raises(ValueError, match=r"size=10.* 20 x 31 "):
+        augment_images.make_eval(**options)(images)
+    made = np.float32(images[:1, :1, :1])  # features, which are no image
+    np.testing.assert_array_equal(augment_images.make_eval(**options)(made), made)
     same = augment_images.make_eval(size=20, mean=mean, std=std)(images[:, :, :20])
     np.testing.assert_allclose(same, (images[:, :, :20] / 255 - mean) / std, atol=1e-6)

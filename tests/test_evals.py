@@ -673,7 +673,6 @@ def test_evaluators_of_one_state_share_their_passes_over_a_split():
                     same = getattr(found, kind)[f"{name}/{key}"]
                     np.testing.assert_allclose(same, value, rtol=1e-5)
 
-
     embed = embedding.make_embedder(parts, parts.stream.evaluation)
     with embedding.share_passes():  # by one state alone
         one, two = (np.asarray(embed(eval_toy.state_of(seed))) for seed in range(2))
@@ -768,7 +767,9 @@ def test_each_batch_of_a_probe_is_read_by_a_key_of_its_own():
     def embed(state, images, key):
         return read(state, None, images, key)
 
-    fit = head_lib.make_streamed_fit(rule, parts, embedding.make_eval_crop(parts), embed)
+    fit = head_lib.make_streamed_fit(
+        rule, parts, embedding.make_eval_crop(parts), embed
+    )
     jax.block_until_ready(fit(None, 2, np.arange(24), 0, 0, 0.1))
     jax.effects_barrier()
     assert len({*keys}) == len(keys) == 3 * 3
