@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sklearn import manifold
 
 from helpers import eval_toy
-from jaxcl import core, sharding
+from jaxcl import core, plots, sharding
 from jaxcl.data import stream
 from jaxcl.data.stream import splits
 from jaxcl.evals import (
@@ -679,17 +680,48 @@ def test_evaluators_of_one_state_share_their_passes_over_a_split():
     assert np.abs(one - two).max() > 0.1
 
 
-def test_normalised_features_ignore_their_length():
+@pytest.mark.parametrize("unit", [False, True])
+def test_normalised_features_are_of_length_one(unit):
     parts, state = eval_toy.parts_of(), eval_toy.state_of(0)
-    long = eval_toy.State({"w": 64 * state.params["w"]})
-    for augment in (False, True):
-        options = eval_toy.OPTIONS | dict(epochs=2, augment=augment)
-        evaluate = eval_toy.probe(parts, normalize_features=True, **options)
-        one, two = (evaluate(s, 1).scalars["train_loss"] for s in (state, long))
-        np.testing.assert_allclose(one, two, rtol=1e-5)
-        evaluate = eval_toy.probe(parts, **options)
-        one, two = (evaluate(s, 1).scalars["train_loss"] for s in (state, long))
-        assert abs(one - two) > 0.1
+    train, key = parts.stream.dataset.train, jax.random.key(0)
+    settings = head_lib.ProbeSettings(normalize_features=unit)
+    views = linear._embed_augmented(parts, settings)(state, train.images[:2], key)
+    for rows in (views, linear._embed_plain(parts, train, unit)(state)):
+        lengths = np.linalg.norm(rows, axis=1)
+        assert (np.abs(lengths - 1) < 1e-5).all() == unit
+
+
+def test_points_of_a_picture_are_drawn_evaluation_rows(tmp_path, monkeypatch):
+    told, drawn = {}, []
+
+    class Map:
+        def __init__(self, **options):
+            told.update(options)
+
+        def fit_transform(self, features):
+            return features[:, :2]
+
+    monkeypatch.setattr(manifold, "TSNE", Map)
+    monkeypatch.setattr(plots, "scatter", lambda *given, **_: drawn.append(given))
+    parts, state = eval_toy.parts_of(), eval_toy.state_of(0)
+    test = parts.stream.evaluation
+    tsne.make(parts, directory=tmp_path, max_points=10)(state, 1)
+    ((points, labels, path),) = drawn
+    rows = tsne.draw_rows(test.label, 10, parts.seed)
+    want = eval_toy.embedded(state, test.images[rows])[:, :2]
+    np.testing.assert_allclose(points, want, atol=1e-5)
+    assert labels.tolist() == test.label[rows].tolist()
+    assert path == tmp_path / "tsne_task2.png"
+    assert told == {"perplexity": 3.0, "init": "pca", "random_state": parts.seed}
+    tsne.project(np.ones((9, 3)), perplexity=1.0, seed=0)
+    assert told["init"] == "random" and told["perplexity"] == 1
+    few = [
+        parts._replace(stream=parts.stream._replace(evaluation=eval_toy.split_of(1, n)))
+        for n in (4, 5)
+    ]
+    with pytest.raises(ValueError, match="tsne.*has 4"):
+        tsne.make(few[0], directory=tmp_path)
+    tsne.make(few[1], directory=tmp_path)
 
 
 SCHEDULE = {"milestones": (60, 80), "factor": 0.1}

@@ -146,8 +146,12 @@ def test_as_many_images_are_read_at_once_as_there_are_workers():
     made = prefetch.evaluation_batches(examples, np.arange(60), 4, workers=3)
     first = next(made)
     assert first["image"][:, 0, 0, 0].tolist() == [0, 1, 2, 3]
+    deadline = time.monotonic() + 5
+    while len(begun) < 8 and time.monotonic() < deadline:
+        time.sleep(0.01)
     time.sleep(0.1)
-    assert len(begun) <= 12  # one is taken, and at most 3 images and a batch wait
+    # One batch is taken, another is read, and at most 3 images wait.
+    assert 8 <= len(begun) <= 12
     rest = [int(batch["index"][0]) for batch in made]
     assert rest == [*range(4, 60, 4)] and sorted(begun) == [*range(60)]
 
@@ -267,6 +271,11 @@ def test_resize_is_antialiased_and_centred(decoder):
     want = ((np.arange(128) + 0.5) / 2 - 0.5) * 4
     np.testing.assert_allclose(large[8, 8:-8], want[8:-8], atol=1)
     assert resize(ramp, 5, 7).shape == (5, 7, 1)
+    # Beside a step a bicubic curve overshoots, a straight line does not.
+    step = np.where(np.arange(8) < 4, 50, 200)[None, :, None].repeat(8, 0)
+    for interpolation, most in (("bicubic", range(202, 255)), ("bilinear", (200,))):
+        grown = resize(step.astype(np.uint8), 24, 24, interpolation=interpolation)
+        assert grown.max() in most
 
 
 # --- reading ahead
@@ -292,7 +301,9 @@ def test_ahead_raises_in_order_and_closes():
 
     def numbers():
         try:
-            yield from range(5)
+            for number in range(5):
+                time.sleep(0.01)
+                yield number
             raise KeyError("end of numbers")
         finally:
             closed.append(True)
@@ -310,9 +321,10 @@ def test_ahead_raises_in_order_and_closes():
         next(prefetch.run_ahead(numbers(), refuse))
     assert closed == [True] * 2
     before = threading.active_count()
-    made = prefetch.run_ahead(numbers(), lambda x: x, depth=1)
+    endless = numbers()  # which is closed, though it is still there
+    made = prefetch.run_ahead(endless, lambda x: x, depth=1)
     next(made)
-    made.close()
+    made.close()  # while the thread reads
     assert closed == [True] * 3 and threading.active_count() == before
     with pytest.raises(ValueError, match="depth=0"):
         prefetch.run_ahead(numbers(), refuse, depth=0)

@@ -4,11 +4,8 @@ import functools
 
 import jax
 import numpy as np
-import pytest
 
 from helpers import eval_toy, twins
-from jaxcl.data import stream
-from jaxcl.data.augment import images as augment_images
 from jaxcl.evals import embedding, uniformity
 
 
@@ -67,25 +64,3 @@ def test_views_are_of_the_sizes_and_moments_of_the_run(monkeypatch):
     want = alignment_twin(first, second), uniformity_twin(first)
     found = scalars["alignment"], scalars["uniformity"]
     np.testing.assert_allclose(found, want, rtol=1e-3)
-
-
-@pytest.mark.parametrize("streams", [False, True])
-def test_the_evaluator_measures_views_of_evaluation_rows(streams):
-    data = eval_toy.dataset(streams=streams)
-    parts, state = eval_toy.parts_of("joint", data), eval_toy.state_of(1)
-    result = uniformity.make(parts, max_rows=9)(state, 0)
-    rows = np.linspace(0, stream.count_rows(data.test) - 1, 9).astype(int)
-    images = eval_toy.dataset().test.images[rows]
-    augment = augment_images.make(
-        size=eval_toy.SIZE, mean=eval_toy.MEAN, std=eval_toy.STD
-    )
-    key = jax.random.fold_in(jax.random.key(parts.seed), 0)
-    views = np.asarray(augment(key, images))  # a row's draws are its own
-    first, second = (eval_toy.embed(state, views[:, v]) for v in range(2))
-    assert result.rows == {} and result.warnings == ()
-    assert result.scalars["alignment"] == pytest.approx(
-        alignment_twin(first, second), rel=1e-4
-    )
-    assert result.scalars["uniformity"] == pytest.approx(
-        uniformity_twin(first), rel=1e-4
-    )
