@@ -680,15 +680,17 @@ def test_evaluators_of_one_state_share_their_passes_over_a_split():
     assert np.abs(one - two).max() > 0.1
 
 
-@pytest.mark.parametrize("unit", [False, True])
-def test_normalised_features_are_of_length_one(unit):
+def test_normalised_features_are_of_length_one():
     parts, state = eval_toy.parts_of(), eval_toy.state_of(0)
     train, key = parts.stream.dataset.train, jax.random.key(0)
-    settings = head_lib.ProbeSettings(normalize_features=unit)
-    views = linear._embed_augmented(parts, settings)(state, train.images[:2], key)
-    for rows in (views, linear._embed_plain(parts, train, unit)(state)):
-        lengths = np.linalg.norm(rows, axis=1)
-        assert (np.abs(lengths - 1) < 1e-5).all() == unit
+    settings = head_lib.ProbeSettings(normalize_features=True)
+    embed = jax.jit(linear._embed_augmented(parts, settings))
+    views = embed(state, train.images[:2], key)
+    whole, plain = (linear._embed_plain(parts, train, x)(state) for x in (True, False))
+    np.testing.assert_allclose(np.linalg.norm(views, axis=1), 1, atol=1e-5)
+    lengths = np.linalg.norm(plain, axis=1, keepdims=True)
+    np.testing.assert_allclose(whole * lengths, plain, atol=1e-5)
+    assert np.ptp(lengths) > 0.1
 
 
 def test_points_of_a_picture_are_drawn_evaluation_rows(tmp_path, monkeypatch):

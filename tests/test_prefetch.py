@@ -4,6 +4,7 @@ import shutil
 import threading
 import time
 
+import jax
 import numpy as np
 import pytest
 from PIL import Image
@@ -294,6 +295,16 @@ def test_ahead_works_ahead_but_not_further_than_depth():
     # One taken, two waiting, one in the thread's hand.
     assert placed == [0, 1, 2, 3]
     made.close()
+
+
+def test_a_batch_is_placed_under_the_flags_of_a_run():
+    flag = "jax_numpy_dtype_promotion"
+    try:
+        jax.config.update(flag, "strict")
+        made = prefetch.run_ahead(iter([0]), lambda _: getattr(jax.config, flag))
+        assert next(made) == "standard"
+    finally:
+        jax.config.update(flag, "standard")
 
 
 def test_ahead_raises_in_order_and_closes():
