@@ -290,3 +290,11 @@ def test_schedule_with_an_order_of_its_own():
     )
     with pytest.raises(ValueError, match="order.*shape"):
         [made[step] for step in range(len(made))]
+
+
+def test_growth_takes_its_share_and_rows_without_a_label_have_no_class():
+    data = small_sets.dataset(small_sets.examples([0, -1, 1, 1] * 5))
+    cut = scenarios.make(data, name="growth", growth=0.2, evaluation="none")
+    old, new = cut.tasks
+    assert (len(old.train.rows), len(new.train.rows)) == (16, 4)
+    assert old.classes.tolist() == [0, 1]
