@@ -696,19 +696,15 @@ def test_normalised_features_are_of_length_one():
 def test_points_of_a_picture_are_drawn_evaluation_rows(tmp_path, monkeypatch):
     told, drawn = {}, []
 
-    class Map:
-        def __init__(self, **options):
-            told.update(options)
+    def embedder(**options):
+        told.update(options)
+        return types.SimpleNamespace(fit_transform=lambda features: features[:, :2])
 
-        def fit_transform(self, features):
-            return features[:, :2]
-
-    monkeypatch.setattr(manifold, "TSNE", Map)
+    monkeypatch.setattr(manifold, "TSNE", embedder)
     monkeypatch.setattr(plots, "scatter", lambda *given, **_: drawn.append(given))
     parts, state = eval_toy.parts_of(), eval_toy.state_of(0)
-    test = parts.stream.evaluation
     tsne.make(parts, directory=tmp_path, max_points=10)(state, 1)
-    ((points, labels, path),) = drawn
+    ((points, labels, path),), test = drawn, parts.stream.evaluation
     rows = tsne.draw_rows(test.label, 10, parts.seed)
     want = eval_toy.embedded(state, test.images[rows])[:, :2]
     np.testing.assert_allclose(points, want, atol=1e-5)
@@ -717,13 +713,12 @@ def test_points_of_a_picture_are_drawn_evaluation_rows(tmp_path, monkeypatch):
     assert told == {"perplexity": 3.0, "init": "pca", "random_state": parts.seed}
     tsne.project(np.ones((9, 3)), perplexity=1.0, seed=0)
     assert told["init"] == "random" and told["perplexity"] == 1
-    few = [
-        parts._replace(stream=parts.stream._replace(evaluation=eval_toy.split_of(1, n)))
-        for n in (4, 5)
-    ]
+    four, five = (
+        parts.stream._replace(evaluation=eval_toy.split_of(1, n)) for n in (4, 5)
+    )
+    tsne.make(parts._replace(stream=five), directory=tmp_path)
     with pytest.raises(ValueError, match="tsne.*has 4"):
-        tsne.make(few[0], directory=tmp_path)
-    tsne.make(few[1], directory=tmp_path)
+        tsne.make(parts._replace(stream=four), directory=tmp_path)
 
 
 SCHEDULE = {"milestones": (60, 80), "factor": 0.1}

@@ -298,3 +298,17 @@ def test_growth_takes_its_share_and_rows_without_a_label_have_no_class():
     old, new = cut.tasks
     assert (len(old.train.rows), len(new.train.rows)) == (16, 4)
     assert old.classes.tolist() == [0, 1]
+    with pytest.raises(ValueError, match="growth=0.99"):  # of no old row
+        scenarios.make(data, name="growth", growth=0.99, evaluation="none")
+
+
+def test_options_that_cut_a_set_are_read():
+    train = small_sets.examples(np.arange(60) % 5)
+    train.images[:, 0, 0, 0] = np.arange(60)
+    data, more = small_sets.dataset(train), {"evaluation": "none", "name": "joint"}
+    few = [scenarios.make(data, per_class=3, seed=seed, **more) for seed in (1, 2)]
+    one, two = (x.dataset.train.images[:, 0, 0, 0].tolist() for x in few)
+    assert len(one) == len(two) == 15 and one != two
+    uneven = {"rho_max": 0.5, "epoch_steps": 2}
+    with pytest.raises(ValueError, match="epoch_steps=2.*copies=2"):
+        scenarios.make(data, copies=2, imbalance=uneven, **more)
