@@ -135,15 +135,6 @@ def test_a_change_is_of_bytes_class_domain_or_split():
     assert "changed" not in identity.describe_changes(before, told)
 
 
-def test_of_many_files_some_are_read_from_the_first_to_the_last(tmp_path, monkeypatch):
-    monkeypatch.setattr(identity, "ROWS", 1)
-    monkeypatch.setattr(identity, "SAMPLED", 3)
-    images(tmp_path, NAMES)
-    data = by_name.load("image_folder", path=str(tmp_path), test=0.0)
-    marks = identity.without_times(data, identity.identify(data)).marks
-    assert np.flatnonzero(marks).tolist() == [0, 3, 7]
-
-
 @pytest.mark.parametrize("most", [5, 4])
 def test_the_files_of_all_splits_are_counted_together(tmp_path, monkeypatch, most):
     monkeypatch.setattr(identity, "ROWS", most)

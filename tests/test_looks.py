@@ -57,13 +57,6 @@ def test_a_look_is_a_task_of_all_images_changed_alike(look):
                 )
 
 
-def test_looks_must_fit_together(monkeypatch):
-    monkeypatch.setattr(looks, "MOST_BYTES", 3 * numbered().train.images.nbytes)
-    scenarios.make(numbered(), name="permuted", num_tasks=3)
-    with pytest.raises(ValueError, match="num_tasks=4"):
-        scenarios.make(numbered(), name="permuted", num_tasks=4)
-
-
 @pytest.mark.parametrize("side", [5, 8, 28])
 def test_turned_pixels_are_pillows(side):
     image = np.arange(1, side * side + 1, dtype=np.int32).reshape(side, side)
