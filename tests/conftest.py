@@ -1,6 +1,7 @@
 """Settings for all tests: 8 fake CPU devices, cheap compilation, a shared cache."""
 
 import collections
+import contextlib
 import gc
 import json
 import logging
@@ -19,7 +20,7 @@ import pytest  # noqa: E402
 
 pytest.register_assert_rewrite("helpers")  # what they assert is shown in full
 
-from helpers import pictures  # noqa: E402
+from helpers import interpreted, pictures  # noqa: E402
 from jaxcl import plots  # noqa: E402
 
 SLOW = pathlib.Path(__file__).with_name("slow.txt")
@@ -35,6 +36,15 @@ LONG = {
 }
 # Files, or tests, of which nothing dear is shared but by the tests of one variant.
 BY_VARIANT = {"test_methods", "test_debug_config_trains"}
+# Files whose subject is an equation: XLA compiles nothing for their quick tests.
+BY_NUMPY = {
+    *("aser", "augment", "augment_graph", "bases", "cclis", "convnext", "ddpg"),
+    *("der", "distil", "drift", "duel", "er_lwf", "examples", "frozen", "gcn"),
+    *("gcr", "gem", "gss", "icl", "import_file", "import_peers", "memory"),
+    *("memory_evals", "mir", "nets", "noncontrastive", "online", "online_head"),
+    *("online_probe", "optim", "pieces", "prototype", "queue", "redundancy"),
+    *("rehearsal", "replay_losses", "selection", "tuning", "two_view", "vit"),
+}
 
 
 def pytest_addoption(parser):
@@ -49,6 +59,9 @@ def pytest_addoption(parser):
         "--strict-skips",
         action="store_true",
         help="fail where a test is skipped",
+    )
+    group.addoption(
+        "--xla", action="store_true", help="compile what quick tests compute by NumPy"
     )
     group.addoption("--record", action="store_true", help=f"write {LAST_SLOW_RUN.name}")
 
@@ -186,6 +199,18 @@ def _programs_of_other_modules_are_dropped():
     yield
     if not _MAPS.exists() or _MAPS.read_bytes().count(b"\n") > 15_000:
         jax.clear_caches()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _equations_are_computed_by_numpy(request):
+    """Compile nothing where the equation is the subject; see helpers/interpreted.py."""
+    option = request.config.option
+    slow = option.markexpr and "not slow" not in option.markexpr
+    name = request.path.stem.removeprefix("test_")
+    with contextlib.ExitStack() as stack:
+        if name in BY_NUMPY and not slow and not option.xla:
+            stack.enter_context(interpreted.everything())
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -69,6 +69,7 @@ def settle(devices: int) -> None:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = compile_cache()
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # threads that wait cost more than sums
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
     # PyTorch 2.13's gradient of a strided 1 x 1 convolution of channels-last images is
     # wrong, crashes or hangs with oneDNN's AVX2 kernels, on processors without AVX-512.

@@ -3,11 +3,12 @@
 A small program takes a hundred times as long to compile as to compute. Where the
 equation is the subject and not the program, a test traces it and computes it here. An
 operation that is not in a table below is JAX's own, compiled for its shapes alone and
-shared by all programs: convolutions, gathers, sorts.
+shared by all programs.
 """
 
+import contextlib
 import functools
-import math
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +38,11 @@ def jit(function, *, static_argnames=()):
         inputs = [_plain(x, var.aval) for x, var in _pairs(leaves, program.jaxpr)]
         with np.errstate(all="ignore"):
             outputs = _evaluate(program, inputs)
-        return jax.tree.unflatten(structure, map(jnp.asarray, outputs))
+        pairs = zip(outputs, program.out_avals, strict=True)
+        arrays = [
+            _leave(x, aval) if _is_key(aval) else jnp.asarray(x) for x, aval in pairs
+        ]
+        return jax.tree.unflatten(structure, arrays)
 
     return call
 
@@ -45,6 +50,97 @@ def jit(function, *, static_argnames=()):
 def value_and_grad(function, **options):
     """Return the value and gradients of a function, interpreted."""
     return jit(jax.value_and_grad(function, **options))
+
+
+@contextlib.contextmanager
+def everything():
+    """Compute here what JAX would compile: programs and single operations alike.
+
+    XLA computes on, where the place of arrays is the subject: for arrays that are put
+    on a device or on several, and for programs that say where an array lies. A JAX
+    whose internals differ compiles all, as ever.
+    """
+    try:
+        from jax._src import pjit
+
+        compiled = pjit._pjit_call_impl_python
+    except (ImportError, AttributeError):
+        yield
+        return
+
+    def call(*inputs, jaxpr, **params):
+        if _LOCAL.compiles or not _is_plain_call(inputs, jaxpr, params):
+            return compiled(*inputs, jaxpr=jaxpr, **params)
+        pairs = zip(inputs, jaxpr.in_avals, strict=True)
+        with np.errstate(all="ignore"):
+            outputs = _evaluate(jaxpr, [_plain(x, aval) for x, aval in pairs])
+        pairs = zip(outputs, jaxpr.out_avals, strict=True)
+        arrays = [_array(x, aval) for x, aval in pairs]
+        for x, donated in zip(inputs, params["donated_invars"], strict=True):
+            if donated and isinstance(x, jax.Array):
+                x.delete()
+        return arrays, None, None, []
+
+    pjit._pjit_call_impl_python = call
+    try:
+        yield
+    finally:
+        pjit._pjit_call_impl_python = compiled
+        _PLAIN.clear()
+
+
+class _Local(threading.local):
+    compiles = False  # while an operation that no table has is left to JAX
+
+
+_LOCAL = _Local()
+_PLAIN = {}  # id of a program -> the program, and whether it says nothing of places
+
+
+def _is_plain_call(inputs, jaxpr, params) -> bool:
+    """Whether nothing of a call says where its arrays lie."""
+    for x in inputs:
+        if isinstance(x, jax.Array) and x.committed:
+            return False
+    config = jax.config
+    if config.jax_default_device is not None or config.jax_debug_nans:
+        return False
+    if id(jaxpr) not in _PLAIN:
+        _PLAIN[id(jaxpr)] = jaxpr, not jaxpr.effects and _is_plain(jaxpr, params)
+    return _PLAIN[id(jaxpr)][1]
+
+
+def _is_plain(jaxpr, params=None) -> bool:
+    """Whether a program and those inside it say nothing of places."""
+    if not jax.config.jax_threefry_partitionable:
+        return False
+    values = [*(params or {}).values()]
+    values += [x for equation in jaxpr.eqns for x in equation.params.values()]
+    for value in values:
+        for x in value if isinstance(value, tuple | list) else [value]:
+            if isinstance(x, jax.sharding.Sharding | jax.Device):
+                return False
+            if isinstance(x, jax.sharding.Mesh | jax.sharding.AbstractMesh):
+                if not x.empty:
+                    return False
+            if isinstance(x, core.ClosedJaxpr | core.Jaxpr) and not _is_plain(x):
+                return False
+    inputs = getattr(jaxpr, "jaxpr", jaxpr).invars
+    variables = [*inputs, *(x for y in jaxpr.eqns for x in y.outvars)]
+    return all(_is_threefry(x.aval) or not _is_key(x.aval) for x in variables)
+
+
+def _array(value, aval):
+    """Return JAX's array of a result."""
+    if _is_key(aval):
+        return jax.random.wrap_key_data(_key_data(value))
+    from jax._src.lib import xla_client
+
+    if value.base is not None or not value.flags.c_contiguous:
+        value = np.array(value, order="C")  # nobody else may change it
+    device = jax.devices()[0]
+    place = jax.sharding.SingleDeviceSharding(device)
+    return xla_client.batched_device_put(aval, place, [value], [device], False)
 
 
 def _pairs(values, jaxpr):
@@ -55,9 +151,32 @@ def _is_key(aval) -> bool:
     return jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
 
 
+def _is_threefry(aval) -> bool:
+    return str(aval.dtype) == "key<fry>"
+
+
 def _plain(value, aval):
-    """The array as NumPy's; random keys stay as they are."""
-    return value if _is_key(aval) else np.asarray(value, aval.dtype)
+    """The array as NumPy's; a random key is one number of its 64 bits."""
+    if not _is_key(aval):
+        return np.asarray(value, aval.dtype)
+    if isinstance(value, np.ndarray | np.generic):
+        return np.asarray(value)
+    return _keys(np.asarray(jax.random.key_data(value)))
+
+
+def _keys(data):
+    """Return keys u64[...] of their data u32[..., 2]."""
+    return np.ascontiguousarray(data).view(np.uint64)[..., 0]
+
+
+def _key_data(keys):
+    """Return the data u32[..., 2] of keys u64[...]."""
+    return np.array(keys)[..., None].copy().view(np.uint32)
+
+
+def _leave(value, aval):
+    """Return an input as JAX's operations take it."""
+    return jax.random.wrap_key_data(_key_data(value)) if _is_key(aval) else value
 
 
 def _evaluate(program, inputs):
@@ -76,7 +195,8 @@ def _evaluate(program, inputs):
     for equation in jaxpr.eqns:
         results = _compute(equation, [read(x) for x in equation.invars])
         for variable, result in zip(equation.outvars, results, strict=True):
-            values[variable] = _plain(result, variable.aval)
+            values[variable] = array = _plain(result, variable.aval)
+            assert array.shape == variable.aval.shape, equation
     return [read(x) for x in jaxpr.outvars]
 
 
@@ -85,26 +205,27 @@ def _compute(equation, inputs):
     name, params = equation.primitive.name, equation.params
     if name in _CONTROL:
         return _CONTROL[name](inputs, equation)
-    for inner in params.values():
+    for inner in params.values() if name not in _OPERATIONS else ():
         if isinstance(inner, core.ClosedJaxpr | core.Jaxpr):
             jaxpr = getattr(inner, "jaxpr", inner)
             if len(jaxpr.invars) == len(inputs):
                 return _evaluate(inner, inputs)
     if name in _PASSED_ON:
         return inputs
-    if name in _DRAWS and str(jax.random.key_impl(inputs[0])) == _THREEFRY:
-        return [_DRAWS[name](params, *inputs)]
-    if name in _MOVES and _is_key(equation.invars[0].aval):
-        return _move_keys(name, params, *inputs)
-    avals = [x.aval for x in (*equation.invars, *equation.outvars)]
-    if not any(map(_is_key, avals)):
-        if name in _SAME:
-            return [_SAME[name](*inputs)]
-        if name in _OPERATIONS:
-            result = _OPERATIONS[name](params, *inputs)
-            if result is not NotImplemented:
-                return result if isinstance(result, list) else [result]
-    results = equation.primitive.bind(*inputs, **params)
+    if name in _SAME:
+        return [_SAME[name](*inputs)]
+    if name in _OPERATIONS:
+        result = _OPERATIONS[name](params, *inputs)
+        if result is not NotImplemented:
+            return result if isinstance(result, list) else [result]
+    inputs = [
+        _leave(x, var.aval) for x, var in zip(inputs, equation.invars, strict=True)
+    ]
+    before, _LOCAL.compiles = _LOCAL.compiles, True
+    try:
+        results = equation.primitive.bind(*inputs, **params)
+    finally:
+        _LOCAL.compiles = before
     return results if equation.primitive.multiple_results else [results]
 
 
@@ -124,11 +245,7 @@ def _scan(inputs, equation):
         collected.append(outputs[carried:])
     if params["reverse"]:
         collected.reverse()
-    avals = params["jaxpr"].out_avals[carried:]
-    stacked = [
-        jnp.stack(x) if _is_key(aval) else np.stack(x)
-        for x, aval in zip(zip(*collected, strict=True), avals, strict=True)
-    ]
+    stacked = [np.stack(x) for x in zip(*collected, strict=True)]
     return [*carry, *stacked]
 
 
@@ -152,8 +269,7 @@ def _select_rows(wanted, new, old):
     if not np.ndim(wanted):
         return new
     shape = np.shape(wanted) + (1,) * (np.ndim(new) - np.ndim(wanted))
-    select = jnp.where if _is_key(new) else np.where
-    return select(np.reshape(wanted, shape), new, old)
+    return np.where(np.reshape(wanted, shape), new, old)
 
 
 def _cond(inputs, equation):
@@ -168,135 +284,90 @@ _PASSED_ON = {
     *("copy", "copy_p", "device_put", "optimization_barrier", "stop_gradient"),
     *("sharding_constraint", "reshard"),
 }
-# Operations that are one function of NumPy
-_SAME = {
-    "abs": np.abs,
-    "acos": np.arccos,
-    "add": np.add,
-    "add_any": np.add,
-    "and": np.bitwise_and,
-    "asin": np.arcsin,
-    "atan2": np.arctan2,
-    "ceil": np.ceil,
-    "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
-    "cos": np.cos,
-    "eq": np.equal,
-    "erf": special.erf,
-    "erf_inv": special.erfinv,
-    "erfc": special.erfc,
-    "exp": np.exp,
-    "expm1": np.expm1,
-    "floor": np.floor,
-    "ge": np.greater_equal,
-    "gt": np.greater,
-    "is_finite": np.isfinite,
-    "le": np.less_equal,
-    "log": np.log,
-    "log1p": np.log1p,
-    "logistic": special.expit,
-    "lt": np.less,
-    "max": np.maximum,
-    "min": np.minimum,
-    "mul": np.multiply,
-    "ne": np.not_equal,
-    "neg": np.negative,
-    "not": np.invert,
-    "or": np.bitwise_or,
-    "pow": np.power,
-    "rem": np.fmod,
-    "rsqrt": lambda x: 1 / np.sqrt(x),
-    "sign": np.sign,
-    "sin": np.sin,
-    "sqrt": np.sqrt,
-    "square": np.square,
-    "sub": np.subtract,
-    "tanh": np.tanh,
-    "xor": np.bitwise_xor,
-}
 
 
-def _mix(keys, high, low):
-    """Threefry-2x32 of counters, in 20 rounds (Salmon et al., 2011).
+def _divide(one, other):
+    if not np.issubdtype(one.dtype, np.integer):
+        return np.divide(one, other)
+    # Rounded towards zero; by zero it is -1, as XLA has it.
+    whole = one // np.where(other == 0, 1, other)
+    whole += (whole < 0) & (whole * other != one)
+    return np.where(other == 0, np.array(-1).astype(one.dtype), whole)
 
-    Args:
-      keys: u32[..., 2], whose leading axes suit those of the counters.
-      high, low: u32 words of the counters.
-    """
-    first, second = keys[..., 0], keys[..., 1]
-    schedule = [first, second, first ^ second ^ np.uint32(0x1BD11BDA)]
-    x, y = high + first, low + second
+
+def _remainder(one, other):
+    if not np.issubdtype(one.dtype, np.integer):
+        return np.fmod(one, other)
+    return np.where(other == 0, one, np.fmod(one, np.where(other == 0, 1, other)))
+
+
+def _shift(function, *, filled=False):
+    """A shift of bits; that by a whole number or more leaves zeros, or signs."""
+
+    def shift(one, other):
+        bits = one.dtype.itemsize * 8
+        unsigned = np.dtype(f"u{one.dtype.itemsize}")
+        count = other.astype(unsigned)
+        if filled:
+            return function(one, np.minimum(count, bits - 1).astype(one.dtype))
+        moved = function(one.view(unsigned), np.minimum(count, bits - 1))
+        return np.where(count < bits, moved, 0).astype(unsigned).view(one.dtype)
+
+    return shift
+
+
+def _threefry(one, two, *counts):
+    """Return the two words of Threefry-2x32's hash of two words."""
+    words, keys = list(counts), [one, two, one ^ two ^ np.uint32(0x1BD11BDA)]
+    words = [x + key for x, key in zip(words, keys[:2], strict=True)]
     for turn in range(5):
-        for turned in ((13, 15, 26, 6), (17, 29, 16, 24))[turn % 2]:
-            x = x + y
-            y = ((y << np.uint32(turned)) | (y >> np.uint32(32 - turned))) ^ x
-        x = x + schedule[(turn + 1) % 3]
-        y = y + schedule[(turn + 2) % 3] + np.uint32(turn + 1)
-    return x, y
+        for bits in ((13, 15, 26, 6), (17, 29, 16, 24))[turn % 2]:
+            words[0] = words[0] + words[1]
+            words[1] = (words[1] << np.uint32(bits)) | (
+                words[1] >> np.uint32(32 - bits)
+            )
+            words[1] = words[0] ^ words[1]
+        words[0] = words[0] + keys[(turn + 1) % 3]
+        words[1] = words[1] + keys[(turn + 2) % 3] + np.uint32(turn + 1)
+    return words
 
 
-def _mix_places(keys, shape):
-    """Threefry of the places in an array, for each key of an array of keys."""
-    words = np.asarray(jax.random.key_data(keys))
-    words = words.reshape(keys.shape + (1,) * len(shape) + (2,))
-    places = np.arange(math.prod(shape), dtype=np.uint64).reshape(shape)
-    high = (places >> np.uint64(32)).astype(np.uint32)
-    return _mix(words, high, places.astype(np.uint32))
+def _count(shape):
+    """Return high and low words that number the places of an array."""
+    numbers = np.arange(np.prod(shape, dtype=int), dtype=np.uint64).reshape(shape)
+    return [(numbers >> np.uint64(32)).astype(np.uint32), numbers.astype(np.uint32)]
+
+
+def _hash(keys, shape):
+    """Return two words for each place of an array of a shape, for each key."""
+    data = _key_data(keys.reshape(keys.shape + (1,) * len(shape)))
+    return _threefry(data[..., 0], data[..., 1], *_count(shape))
 
 
 def _random_bits(params, keys):
-    high, low = _mix_places(keys, params["shape"])
-    if params["bit_width"] == 64:
+    high, low = _hash(keys, params["shape"])
+    width = params["bit_width"]
+    if width == 64:
         return high.astype(np.uint64) << np.uint64(32) | low
-    return (high ^ low).astype(f"uint{params['bit_width']}")
+    return (high ^ low).astype(f"u{width // 8}")
 
 
-def _split_keys(params, keys):
-    return _as_keys(*_mix_places(keys, params["shape"]))
+def _random_split(params, keys):
+    return _keys(np.stack(_hash(keys, params["shape"]), -1))
 
 
-def _fold_in(params, keys, numbers):
-    words, low = np.asarray(jax.random.key_data(keys)), np.asarray(numbers)
-    return _as_keys(*_mix(words, np.zeros_like(low, np.uint32), low.astype(np.uint32)))
+def _random_fold_in(params, keys, numbers):
+    data = _key_data(keys)
+    words = _threefry(
+        data[..., 0], data[..., 1], np.uint32(0), numbers.astype(np.uint32)
+    )
+    return _keys(np.stack(words, -1))
 
 
-def _as_keys(first, second):
-    words = np.stack(np.broadcast_arrays(first, second), axis=-1)
-    return jax.random.wrap_key_data(words, impl=_THREEFRY)
-
-
-def _move_keys(name, params, keys, *rest):
-    """Return what an operation that moves the entries of an array makes of keys."""
-    words = np.asarray(jax.random.key_data(keys))
-    places = np.arange(keys.size).reshape(keys.shape)
-    moved = _OPERATIONS[name](params, places, *rest)
-    words = words.reshape(-1, words.shape[-1])
-    return [
-        jax.random.wrap_key_data(words[x], impl=jax.random.key_impl(keys))
-        for x in (moved if isinstance(moved, list) else [moved])
-    ]
-
-
-_MOVES = {
-    *("broadcast_in_dim", "dynamic_slice", "reshape", "rev", "slice", "split"),
-    *("squeeze", "transpose", "unstack"),
-}
-_THREEFRY = "threefry2x32"
-# What follows from keys of this kind, as `jax_threefry_partitionable` has it
-_DRAWS = {
-    "random_bits": _random_bits,
-    "random_split": _split_keys,
-    "random_fold_in": _fold_in,
-}
-
-
-def _divide(params, one, other):
-    whole = np.issubdtype(one.dtype, np.integer)  # rounded towards zero
-    return NotImplemented if whole else np.divide(one, other)
-
-
-def _shift(params, one, other):
-    unsigned = np.issubdtype(one.dtype, np.unsignedinteger)
-    return np.right_shift(one, other) if unsigned else NotImplemented
+def _random_seed(params, seeds):
+    wide = seeds.view(f"u{seeds.dtype.itemsize}").astype(np.uint64)
+    words = wide >> np.uint64(32), wide & np.uint64(0xFFFFFFFF)
+    return _keys(np.stack(words, -1).astype(np.uint32))
 
 
 def _broadcast(params, x, *sizes):
@@ -308,7 +379,8 @@ def _broadcast(params, x, *sizes):
 
 
 def _reshape(params, x, *sizes):
-    return x.reshape(params["new_sizes"])
+    order = params["dimensions"]
+    return (x if order is None else x.transpose(order)).reshape(params["new_sizes"])
 
 
 def _cut(params, x):
@@ -369,22 +441,188 @@ def _dot(params, one, other):
     (left, right), (left_batch, right_batch) = params["dimension_numbers"]
     if not left_batch:
         return np.tensordot(one, other, (left, right))
-    letters = iter("abcdefghijklmnopqrstuvwxyz")
-    first, second = ([next(letters) for _ in x.shape] for x in (one, other))
-    for pair in ((left_batch, right_batch), (left, right)):
-        for place, same in zip(*pair, strict=True):
-            second[same] = first[place]
-    outputs = [first[x] for x in left_batch]
-    outputs += [x for n, x in enumerate(first) if n not in (*left, *left_batch)]
-    outputs += [x for n, x in enumerate(second) if n not in (*right, *right_batch)]
-    equation = f"{''.join(first)},{''.join(second)}->{''.join(outputs)}"
-    return np.einsum(equation, one, other)
+    rows = [x for x in range(one.ndim) if x not in (*left, *left_batch)]
+    columns = [x for x in range(other.ndim) if x not in (*right, *right_batch)]
+    one = one.transpose(*left_batch, *rows, *left)
+    other = other.transpose(*right_batch, *right, *columns)
+    batch, number = one.shape[: len(left_batch)], len(left_batch)
+    rows = one.shape[number : number + len(rows)]
+    columns = other.shape[other.ndim - len(columns) :]
+    size = np.prod(one.shape[number + len(rows) :], dtype=int)
+    one = one.reshape(*batch, np.prod(rows, dtype=int), size)
+    other = other.reshape(*batch, size, np.prod(columns, dtype=int))
+    return (one @ other).reshape(*batch, *rows, *columns)
 
 
 def _select(params, which, *cases):
     if len(cases) == 2:
         return np.where(which, cases[1], cases[0])
     return np.choose(which, cases)
+
+
+def _convolve(params, x, kernel):
+    """Multiply the windows of each group with its kernels."""
+    kind = params["preferred_element_type"] or np.result_type(x, kernel)
+    if x.dtype.itemsize == 2:  # summed as XLA does
+        x, kernel = (y.astype(np.float32) for y in (x, kernel))
+    numbers = params["dimension_numbers"]
+    x, kernel = x.transpose(numbers.lhs_spec), kernel.transpose(numbers.rhs_spec)
+    sides = zip(params["padding"], params["lhs_dilation"], strict=True)
+    config = [(0, 0, 0)] * 2 + [(*side, step - 1) for side, step in sides]
+    if any(number < 0 for side in config for number in side):
+        return NotImplemented
+    x = _pad({"padding_config": config}, x, 0)
+    count, outputs, steps = kernel.ndim - 2, len(kernel), params["rhs_dilation"]
+    axes = tuple(range(2, x.ndim))
+    reach = [(n - 1) * k + 1 for n, k in zip(kernel.shape[2:], steps, strict=True)]
+    views = np.lib.stride_tricks.sliding_window_view(x, reach, axes)
+    strides = [slice(None, None, step) for step in (*params["window_strides"], *steps)]
+    views = views[(..., *strides)]
+    groups = params["feature_group_count"] * params["batch_group_count"]
+    if params["batch_group_count"] > 1:
+        views = views.reshape(groups, -1, *views.shape[1:])
+    else:
+        views = views.reshape(len(x), groups, -1, *views.shape[2:]).swapaxes(0, 1)
+    # groups, rows, features, places and offsets; features go beside the offsets.
+    rows, places = views.shape[1], views.shape[3 : 3 + count]
+    views = np.moveaxis(views, 2, 2 + count)
+    views = views.reshape(groups, rows * np.prod(places, dtype=int), -1)
+    result = views @ kernel.reshape(groups, outputs // groups, -1).swapaxes(1, 2)
+    result = result.reshape(groups, rows, *places, outputs // groups)
+    result = np.moveaxis(result, (1, -1), (0, 2)).reshape(rows, outputs, *places)
+    return result.transpose(np.argsort(numbers.out_spec)).astype(kind)
+
+
+def _places(starts, sizes, shape, windows, numbers, mode):
+    """Return the index into an array of each element of what indices choose.
+
+    Args:
+      starts: i[..., C], first element of each window.
+      sizes: sizes of a window, one for each axis of the array.
+      shape: of the array.
+      windows: axes of the result along which a window lies.
+      numbers: axes of the array: those that windows lack, those that `starts` has, and
+        pairs of those that go along with axes of `starts`.
+      mode: what becomes of indices beyond the array.
+    """
+    absent, chosen, together = numbers
+    starts, outer = starts.astype(np.int64), starts.ndim - 1
+    rank = outer + len(windows)
+    outside = [axis for axis in range(rank) if axis not in windows]
+    inside = [axis for axis in range(len(shape)) if axis not in absent]
+
+    def along(numbers, axes):
+        sides = [1] * rank
+        for axis, size in zip(axes, numbers.shape, strict=True):
+            sides[axis] = size
+        return numbers.reshape(sides)
+
+    index, valid = [], np.True_
+    for axis, (side, size) in enumerate(zip(shape, sizes, strict=True)):
+        place = np.zeros((1,) * rank, np.int64)
+        if axis in chosen:
+            first = along(starts[..., chosen.index(axis)], outside)
+            valid = valid & (first >= 0) & (first <= side - size)
+            place = np.clip(first, 0, side - size)
+        elif axis in together:
+            other = outside[together[axis]]
+            place = along(np.arange(side), [other])
+        if axis in inside:
+            place = place + along(np.arange(size), [windows[inside.index(axis)]])
+        index.append(place)
+    filled = mode in (None, jax.lax.GatherScatterMode.FILL_OR_DROP)
+    return tuple(index), valid if filled else np.True_
+
+
+def _gather(params, x, starts):
+    numbers = params["dimension_numbers"]
+    if params["mode"] == jax.lax.GatherScatterMode.ONE_HOT:
+        return NotImplemented
+    batch = numbers.operand_batching_dims
+    index, valid = _places(
+        starts,
+        params["slice_sizes"],
+        x.shape,
+        numbers.offset_dims,
+        (
+            (*numbers.collapsed_slice_dims, *batch),
+            numbers.start_index_map,
+            dict(zip(batch, numbers.start_indices_batching_dims, strict=True)),
+        ),
+        params["mode"],
+    )
+    filling = params["fill_value"]
+    if 0 in x.shape or x.dtype == np.uint64 and not np.all(valid):  # keys, perhaps
+        return NotImplemented
+    result = x[index]
+    return (
+        result
+        if np.all(valid)
+        else np.where(valid, result, np.array(filling).astype(x.dtype))
+    )
+
+
+def _scatter(function):
+    def scatter(params, x, starts, updates):
+        numbers = params["dimension_numbers"]
+        batch = numbers.operand_batching_dims
+        absent = (*numbers.inserted_window_dims, *batch)
+        windows = iter(numbers.update_window_dims)
+        sizes = [
+            1 if axis in absent else updates.shape[next(windows)]
+            for axis in range(x.ndim)
+        ]
+        index, valid = _places(
+            starts,
+            sizes,
+            x.shape,
+            numbers.update_window_dims,
+            (
+                absent,
+                numbers.scatter_dims_to_operand_dims,
+                dict(zip(batch, numbers.scatter_indices_batching_dims, strict=True)),
+            ),
+            params["mode"],
+        )
+        if not updates.size or not x.size:
+            return x
+        valid = np.broadcast_to(valid, updates.shape)
+        places = [np.broadcast_to(y, updates.shape)[valid] for y in index]
+        result = x.copy()
+        if function is None:
+            result[tuple(places)] = updates[valid]
+        else:
+            function.at(result, tuple(places), updates[valid])
+        return result
+
+    return scatter
+
+
+def _sort(params, *arrays):
+    axis, count = params["dimension"], params["num_keys"]
+    if count > 1:
+        order = np.lexsort(arrays[:count][::-1], axis)
+    else:
+        order = np.argsort(arrays[0], axis, kind="stable")
+    return [np.take_along_axis(x, order, axis) for x in arrays]
+
+
+def _top(params, x):
+    axis = params.get("axis", x.ndim - 1)
+    ranks = x
+    if jnp.issubdtype(x.dtype, jnp.floating):  # -0 is below 0, as XLA has it
+        ranks = x.view(f"i{x.dtype.itemsize}")
+        ranks = np.where(ranks < 0, ranks ^ np.iinfo(ranks.dtype).max, ranks)
+    flipped = np.flip(ranks, axis)
+    order = x.shape[axis] - 1 - np.argsort(flipped, axis, kind="stable")
+    order = np.take(np.flip(order, axis), np.arange(params["k"]), axis)
+    return [np.take_along_axis(x, order, axis), order]
+
+
+def _platform(params):
+    names = params["platforms"]
+    places = [x for x, name in enumerate(names) if name is None or "cpu" in name]
+    return np.int32(places[0])
 
 
 def _reduce(function):
@@ -404,6 +642,61 @@ def _position(function):
     return lambda params, x: function(x, axis=params["axes"][0])
 
 
+# Operations that are one function of NumPy
+_SAME = {
+    "abs": np.abs,
+    "acos": np.arccos,
+    "add": np.add,
+    "add_any": np.add,
+    "and": np.bitwise_and,
+    "asin": np.arcsin,
+    "atan2": np.arctan2,
+    "ceil": np.ceil,
+    "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
+    "cos": np.cos,
+    "cosh": np.cosh,
+    "div": _divide,
+    "eq": np.equal,
+    "erf": special.erf,
+    "erf_inv": special.erfinv,
+    "erfc": special.erfc,
+    "exp2": np.exp2,
+    "exp": np.exp,
+    "expm1": np.expm1,
+    "floor": np.floor,
+    "ge": np.greater_equal,
+    "gt": np.greater,
+    "is_finite": np.isfinite,
+    "le": np.less_equal,
+    "log": np.log,
+    "log1p": np.log1p,
+    "logistic": special.expit,
+    "lt": np.less,
+    "max": np.maximum,
+    "min": np.minimum,
+    "mul": np.multiply,
+    "ne": np.not_equal,
+    "neg": np.negative,
+    "nextafter": np.nextafter,
+    "not": np.invert,
+    "or": np.bitwise_or,
+    "pow": np.power,
+    "rem": _remainder,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "sign": np.sign,
+    "sin": np.sin,
+    "sqrt": np.sqrt,
+    "square": np.square,
+    "shift_left": _shift(np.left_shift),
+    "shift_right_arithmetic": _shift(np.right_shift, filled=True),
+    "shift_right_logical": _shift(np.right_shift),
+    "sinh": np.sinh,
+    "sub": np.subtract,
+    "tan": np.tan,
+    "tanh": np.tanh,
+    "xor": np.bitwise_xor,
+}
+
 _OPERATIONS = {
     "argmax": _position(np.argmax),
     "argmin": _position(np.argmin),
@@ -411,16 +704,27 @@ _OPERATIONS = {
     "broadcast_in_dim": _broadcast,
     "concatenate": lambda params, *x: np.concatenate(x, params["dimension"]),
     "convert_element_type": lambda params, x: x.astype(params["new_dtype"]),
+    "conv_general_dilated": _convolve,
+    "cumlogsumexp": _running(np.logaddexp.accumulate),
     "cummax": _running(np.maximum.accumulate),
+    "cummin": _running(np.minimum.accumulate),
     "cumprod": _running(np.cumprod),
     "cumsum": _running(np.cumsum),
-    "div": _divide,
     "dot_general": _dot,
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update_slice,
+    "gather": _gather,
     "integer_pow": lambda params, x: x ** params["y"],
     "iota": _iota,
+    "iota_2x32_shape": lambda params: _count(params["shape"]),
     "pad": _pad,
+    "platform_index": _platform,
+    "random_bits": _random_bits,
+    "random_fold_in": _random_fold_in,
+    "random_seed": _random_seed,
+    "random_split": _random_split,
+    "random_unwrap": lambda params, x: _key_data(x),
+    "random_wrap": lambda params, x: _keys(x),
     "reduce_and": _reduce(np.all),
     "reduce_max": _reduce(np.max),
     "reduce_min": _reduce(np.min),
@@ -429,14 +733,21 @@ _OPERATIONS = {
     "reduce_sum": _reduce(np.sum),
     "reshape": _reshape,
     "rev": lambda params, x: np.flip(x, params["dimensions"]),
+    "scatter": _scatter(None),
+    "scatter-add": _scatter(np.add),
+    "scatter-max": _scatter(np.maximum),
+    "scatter-min": _scatter(np.minimum),
+    "scatter-mul": _scatter(np.multiply),
     "select_n": _select,
-    "shift_right_logical": _shift,
     "slice": _cut,
+    "sort": _sort,
     "split": lambda params, x: np.split(
         x, np.cumsum(params["sizes"])[:-1], params["axis"]
     ),
     "stack": lambda params, *x: np.stack(x, params["axis"]),
     "squeeze": lambda params, x: np.squeeze(x, params["dimensions"]),
+    "threefry2x32": lambda params, *x: _threefry(*x),
+    "top_k": _top,
     "transpose": lambda params, x: np.transpose(x, params["permutation"]),
     "unstack": lambda params, x: list(np.moveaxis(x, params["axis"], 0)),
 }
