@@ -190,8 +190,10 @@ def test_features_that_are_not_finite_give_no_result_and_a_warning(tmp_path):
         images[3] = 255
         given = {split: examples._replace(images=images)}
         some = eval_toy.parts_of(data=eval_toy.dataset()._replace(**given), embed=among)
-        few = eval_toy.probe(some, augment=False, epochs=1, batch_size=64)
-        for evaluate in (knn.make(some, k=3), few, logistic.make(some, passes=0)):
+        judges = [knn.make(some, k=3), logistic.make(some, passes=0)]
+        if split == "test":
+            judges += [eval_toy.probe(some, augment=False, epochs=1, batch_size=64)]
+        for evaluate in judges:
             found = evaluate(state, 1)
             assert np.isnan(found.rows["class_incremental"]).all()
             assert "not finite" in found.warnings[0]
