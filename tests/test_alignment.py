@@ -88,7 +88,10 @@ def test_validation_rows_come_first_and_a_class_may_have_none():
     check(dict(alignment.make(parts)(state, 0).scalars), twins)
     # Without an evaluation split the validation rows will do.
     none = parts._replace(stream=parts.stream._replace(evaluation=None))
-    check(dict(alignment.make(none)(state, 0).scalars), twins)
+    evaluate = alignment.make(none)
+    check(dict(evaluate(state, 0).scalars), twins)
+    wild = state._replace(params=jax.tree.map(lambda x: x * np.nan, state.params))
+    assert np.isnan(evaluate(wild, 0).scalars["mean"])  # and not left out
 
 
 def test_a_run_aligns_the_memory_of_its_method(tmp_path):

@@ -11,7 +11,7 @@ from matplotlib import colors
 from PIL import Image, ImageEnhance, ImageOps
 from scipy import stats
 
-from helpers import crops
+from helpers import crops, key_uses
 from jaxcl.data.augment import images as augment_images
 
 PLAIN = dict(mean=(0.0,), std=(1.0,))
@@ -120,7 +120,10 @@ def test_resize_and_center_crop_match_pillow():
             box = (0, 0, shape[1], shape[0])
             twin = pillow_resize(image, box, out[::-1], interpolation)
             np.testing.assert_allclose(ours, twin, atol=2e-5)
-    image = jnp.arange(9 * 11.0).reshape(9, 11, 1)
+
+
+def test_the_centre_is_rounded_as_torchvision_does():
+    image = np.arange(9 * 11.0).reshape(9, 11, 1)
     # Offsets 2.5 and 3.5 round half to even, as torchvision's int(round(x)) does.
     np.testing.assert_array_equal(
         augment_images.center_crop(image, size=4), image[2:6, 4:8]
@@ -318,6 +321,34 @@ def test_each_operation_is_decided_by_a_number_of_its_own(monkeypatch):
     close(outcome(5), x[:, ::-1])
 
 
+def test_no_two_draws_share_a_key():
+    """So which operations a view has says nothing of their strength and order."""
+    chances = dict(blur=0.5, solarize=0.2, jitter_probability=0.8, grayscale=0.2)
+    change = augment_images.make(size=5, views=1, **OFF | chances | dict(flip=0.5))
+    given = jax.random.key(0), pixels(1, 6, 6, 3)
+    uses = key_uses.of(jax.make_jaxpr(change)(*given), jax.tree.leaves(given))
+    assert len(uses) > 4 and not key_uses.shared(uses)
+
+
+def test_crops_that_came_are_the_views_in_their_order():
+    """Each is shifted by its own draw, as views of a whole image are."""
+    came, key = pixels(1, 2, 6, 6, 3), jax.random.key(7)
+    mean, std = (0.1, 0.2, 0.3), (0.5, 0.4, 0.3)  # black is 0 before they are applied
+    options = OFF | dict(size=6, crop=False, pad=1, mean=mean, std=std)
+    make = jax.jit(augment_images.make(**options))
+    shift = jax.jit(functools.partial(augment_images.shift_image, pad=1))
+    for view, (crop, same) in enumerate(
+        zip(make(key, came)[0], make(key, came[:, 0])[0], strict=True)
+    ):
+        folded = jax.random.fold_in(jax.random.fold_in(key, 0), view)
+        k_cut = jax.random.split(folded, 3)[0]
+        for shown, image in ((crop, came[0, view]), (same, came[0, 0])):
+            twin = (shift(k_cut, unit(image)) - np.array(mean)) / np.array(std)
+            np.testing.assert_allclose(shown, twin, atol=1e-5)
+    half = augment_images.make(**options, dtype=jnp.bfloat16)
+    assert jax.eval_shape(half, key, came).dtype == jnp.bfloat16
+
+
 def test_results_depend_on_position_only():
     images = jnp.asarray(pixels(4, 10, 10, 3))
     images = images.at[1].set(images[0])
@@ -350,42 +381,13 @@ def test_results_depend_on_position_only():
 def test_keys_are_folded_from_position_then_view():
     images = jnp.asarray(pixels(3, 12, 12, 3))
     key = jax.random.key(7)
-    out = jax.jit(augment_images.make(size=5, **OFF))(key, images)
-    crop = jax.jit(functools.partial(augment_images.random_resized_crop, size=5))
+    way = dict(size=5, interpolation="bilinear")
+    out = jax.jit(augment_images.make(**way, **OFF))(key, images)
+    crop = jax.jit(functools.partial(augment_images.random_resized_crop, **way))
     for position, view in ((0, 0), (2, 0), (1, 1)):
         folded = jax.random.fold_in(jax.random.fold_in(key, position), view)
         twin = crop(jax.random.split(folded, 3)[0], unit(images[position]))
         np.testing.assert_allclose(out[position, view], twin, atol=1e-6)
-
-
-def test_padded_views_are_shifts_that_no_other_example_changes():
-    """Each example and view has a shift of its own; black is 0 before normalising."""
-    images = jnp.asarray(pixels(40, 6, 6, 3) | 1)
-    mean, std, pad = (0.1, 0.2, 0.3), (0.5, 0.4, 0.3), 2
-    options = OFF | dict(crop=False, pad=pad, mean=mean, std=std)
-    make, key = jax.jit(augment_images.make(size=6, **options)), jax.random.key(3)
-    out, found = make(key, images), []
-    for image, views in zip(np.asarray(images), out, strict=True):
-        twins = shifts(image, pad)
-        for view in views:
-            shown = np.asarray(view) * std + mean
-            gaps = {at: np.abs(shown - x / 255).max() for at, x in twins.items()}
-            found.append(min(gaps, key=gaps.get))
-            assert gaps[found[-1]] < 1e-5
-    assert len({*found}) > 20
-    assert sum(a != b for a, b in zip(found[::2], found[1::2], strict=True)) > 30
-    np.testing.assert_array_equal(make(key, images.at[1:].set(0))[0], out[0])
-    for position, view in ((0, 0), (7, 1)):
-        folded = jax.random.fold_in(jax.random.fold_in(key, position), view)
-        k_crop = jax.random.split(folded, 3)[0]
-        twin = augment_images.shift_image(k_crop, unit(images[position]), pad=pad)
-        np.testing.assert_allclose(
-            out[position, view], augment_images.normalize(twin, mean, std), atol=1e-6
-        )
-    both = jnp.stack([images, images], axis=1)  # views that were cut before
-    np.testing.assert_array_equal(make(key, both), out)
-    half = augment_images.make(size=6, dtype=jnp.bfloat16, **options)
-    assert half(key, images).dtype == jnp.bfloat16
 
 
 def test_local_crops_are_views_of_their_own_size_and_scale():
@@ -434,16 +436,23 @@ def test_channels_that_are_no_colours_are_brighter_or_of_more_contrast_alone(cha
     assert np.std(factors) > 0.02 and 0.7 < min(factors) < max(factors) < 1.3
 
 
-def test_evaluation_is_resize_then_centre():
+@pytest.mark.parametrize("interpolation", RESAMPLING)
+def test_evaluation_is_resize_then_centre(interpolation):
     images = pixels(2, 20, 31, 3)
     mean, std = (0.1, 0.2, 0.3), (0.5, 0.4, 0.3)
-    out = jax.jit(augment_images.make_eval(size=10, resize=12, mean=mean, std=std))(
-        images
-    )
+    options = dict(size=10, mean=mean, std=std, interpolation=interpolation)
+    out = jax.jit(augment_images.make_eval(resize=12, **options))(images)
     for ours, image in zip(out, images, strict=True):
-        small = Image.fromarray(image).resize((18, 12), Image.BICUBIC)
+        small = Image.fromarray(image).resize((18, 12), RESAMPLING[interpolation])
         centre = np.asarray(small.crop((4, 1, 14, 11))) / 255
         pixel_error = (ours - (centre - mean) / std) * np.array(std) * 255
         assert np.abs(pixel_error).max() < 2.0  # Pillow rounds to u8
+    augment_images.make_eval(resize=10, **options)  # as small as may be
+    with pytest.raises(ValueError, match=r"resize=9"):
+        augment_images.make_eval(resize=9, **options)
+    with pytest.raises(ValueError, match=r"size=10.* 20 x 31 "):
+        augment_images.make_eval(**options)(images)
+    made = np.float32(images[:1, :1, :1])  # features, which are no image
+    np.testing.assert_array_equal(augment_images.make_eval(**options)(made), made)
     same = augment_images.make_eval(size=20, mean=mean, std=std)(images[:, :, :20])
     np.testing.assert_allclose(same, (images[:, :, :20] / 255 - mean) / std, atol=1e-6)

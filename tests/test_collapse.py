@@ -108,3 +108,12 @@ def test_it_warns_of_embeddings_that_are_one_or_not_finite():
     assert broken.warnings == ("embeddings are not finite",)
     assert np.isnan([broken.scalars["rankme"], broken.scalars["embedding_std"]]).all()
     assert evaluate(state_of(weights(), 1), 0).warnings == ()
+    # What was not finite is no reference.
+    fallen = said(evaluate(state_of(weights(rank=1), 2), 0))
+    assert fallen and all(words.endswith("at first") for words in fallen)
+    # Where one fell, that is what is told, and by the same step another run begins.
+    evaluate = collapse.make(parts._replace(embed=same))
+    assert evaluate(state_of(1e5 * weights(), 0), 0).warnings == ()
+    fallen = said(evaluate(state_of(weights(), 1), 0))
+    assert fallen and all(words.endswith("at first") for words in fallen)
+    assert "nearly one" in evaluate(state_of(weights(), 1), 0).warnings[0]

@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sklearn import manifold
 
 from helpers import eval_toy
-from jaxcl import core, sharding
+from jaxcl import core, plots, sharding
 from jaxcl.data import stream
 from jaxcl.data.stream import splits
 from jaxcl.evals import (
@@ -132,6 +133,18 @@ def test_the_cut_chooses_the_rate(monkeypatch, seed):
     )
 
 
+def test_a_rate_whose_fit_is_not_finite_is_passed_over():
+    """Though class 0, which nan names, is that of most rows."""
+    data = eval_toy.dataset()
+    label = np.where(data.train.label < 5, 0, 5).astype(np.int32)
+    data = data._replace(train=data.train._replace(label=label))
+    parts, state = eval_toy.parts_of("joint", data), eval_toy.state_of(0)
+    options = eval_toy.OPTIONS | {"augment": False, "epochs": 1}
+    found = eval_toy.probe(parts, **options, lrs=(1e38, 1e-6), held_out=0.4)(state, 0)
+    assert found.scalars["lr"] == 1e-6 and np.isfinite(found.scalars["accuracy"])
+    assert not any("could be" in words for words in found.warnings)
+
+
 def test_rates_cannot_be_compared_where_each_class_has_one_row():
     options = eval_toy.OPTIONS | {"augment": False, "fraction": 0.01}
     with pytest.raises(ValueError, match=r"linear\.lrs=\(0\.1, 0\.2\)"):
@@ -166,6 +179,24 @@ def test_features_that_are_not_finite_give_no_result_and_a_warning(tmp_path):
     found = own(wild, 2)
     assert all(np.isnan(row).all() for row in found.rows.values())
     assert "not finite" in found.warnings[0] and own(state, 2).warnings == ()
+
+    def among(state, images):  # not finite where an image is white
+        bright = images.sum(axis=(1, 2, 3)) > 95
+        return jnp.where(bright[:, None], jnp.nan, eval_toy.embed(state, images))
+
+    for split in ("train", "test"):
+        examples = getattr(eval_toy.dataset(), split)
+        images = examples.images.copy()
+        images[3] = 255
+        given = {split: examples._replace(images=images)}
+        some = eval_toy.parts_of(data=eval_toy.dataset()._replace(**given), embed=among)
+        judges = [knn.make(some, k=3), logistic.make(some, passes=0)]
+        if split == "test":
+            judges += [eval_toy.probe(some, augment=False, epochs=1, batch_size=64)]
+        for evaluate in judges:
+            found = evaluate(state, 1)
+            assert np.isnan(found.rows["class_incremental"]).all()
+            assert "not finite" in found.warnings[0]
 
     found = svm.make(parts, folds=2, inner_folds=2, penalties=(1.0,))(wild, 0)
     assert not found.scalars and "not finite" in found.warnings[0]
@@ -207,6 +238,46 @@ def test_domain_probe_trains_on_its_domain_alone():
     own = seen(state, 1).rows["domain_aware"]
     np.testing.assert_allclose(own[:2], want[:2])
     assert np.isnan(own[2])
+
+
+def test_rows_of_every_domain_or_of_no_task_belong_to_none():
+    data = eval_toy.dataset()
+    domain = np.where(np.arange(31) < 4, -1, data.test.domain).astype(np.int32)
+    data = data._replace(test=data.test._replace(domain=domain))
+    assert embedding.assign_tasks(eval_toy.parts_of("domain", data)).aware is None
+    groups = embedding.TaskMembership(None, np.array([1, -1, 0, 2]), *[np.zeros(0)] * 2)
+    seen = embedding.train_mask(groups, "seen", 1)
+    assert seen.tolist() == [True, False, True, False]
+    # Some evaluation rows may be of classes that no train row has.
+    label = np.where(data.train.label == 2, 3, data.train.label).astype(np.int32)
+    data = data._replace(train=data.train._replace(label=label))
+    embedding.check_learnable(eval_toy.parts_of("joint", data).stream)
+
+
+def test_images_that_stream_are_resized_and_cut_as_those_in_memory():
+    """By the decoder of their set."""
+    images = np.random.default_rng(0).integers(0, 256, (70, 9, 12, 3), np.uint8)
+    images = np.sort(images, axis=2)  # smooth enough for any way to resize
+    examples = eval_toy.split_of(0, 70)._replace(images=images)
+    data = eval_toy.dataset()._replace(train=examples, decoder="pillow")
+    parts = eval_toy.parts_of("joint", data, resize=6)._replace(
+        embed=lambda state, images: images.reshape(len(images), -1)
+    )
+    there = np.asarray(embedding.make_embedder(parts, examples)(None))
+    lazy = eval_toy.streamed(examples)
+    read = np.asarray(embedding.make_embedder(parts, lazy)(None))
+    np.testing.assert_allclose(read, there, atol=0.05)
+    crop = embedding.make_eval_crop(parts)
+    assert crop.decoder == "pillow"
+    # As many images as rows, though they come in batches of 64.
+    found = embedding.read_images(parts, lazy, np.arange(70))
+    np.testing.assert_array_equal(found, [crop(image) for image in images])
+
+
+def test_keys_of_probes_differ():
+    numbers = [(s, t, p) for s in range(2) for t in range(2) for p in range(2)]
+    keys = [np.asarray(jax.random.key_data(head_lib.probe_keys(*n))) for n in numbers]
+    assert len({key.tobytes() for key in np.concatenate(keys)}) == 16
 
 
 def test_a_share_of_the_labels_is_stratified_nested_and_seeded():
@@ -285,7 +356,8 @@ def test_neighbours_are_those_of_brute_force(distance, scenario):
     bank = eval_toy.embedded(state, train.images)
     for train_on, met in (("all", 3), ("seen", 2)):
         options = dict(k=9, temperature=0.2, distance=distance, train_on=train_on)
-        rows = knn.make(parts, batch_size=8, **options)(state, 1).rows
+        result = knn.make(parts, batch_size=8, **options)(state, 1)
+        rows = result.rows
         there = np.isin(groups.train_task, range(met))
         everyone = np.broadcast_to(there, (len(x), len(bank)))
         own = everyone & (groups.train_task == groups.test_task[:, None])
@@ -299,8 +371,12 @@ def test_neighbours_are_those_of_brute_force(distance, scenario):
             temperature=0.2,
             distance=distance,
         )
-        want = eval_toy.accuracies(parts, twin(mask=everyone))
+        guess = twin(mask=everyone)
+        want = eval_toy.accuracies(parts, guess)
         np.testing.assert_allclose(rows["class_incremental"], want)
+        right = guess == test.label
+        np.testing.assert_array_equal(result.answers["class_incremental"], right)
+        assert result.scalars["accuracy"] == pytest.approx(right.mean())
         told = np.array(eval_toy.accuracies(parts, twin(mask=own)))
         told[met:] = np.nan
         np.testing.assert_allclose(rows[f"{groups.aware}"], told)
@@ -434,10 +510,9 @@ def test_a_class_at_minus_infinity_is_left_out_and_no_mistake(out):
         np.random.default_rng(5).normal(size=(eval_toy.DIM, eval_toy.CLASSES))
     )
 
-    def among(state, images, kept=slice(0, 3)):
+    def among(state, images):
         scores = eval_toy.embed(state, images) @ layer
-        shut = jnp.ones(eval_toy.CLASSES, bool).at[kept].set(False)
-        return jnp.where(shut, out, scores)
+        return jnp.where(np.arange(eval_toy.CLASSES) < 3, scores, out)
 
     parts, state = eval_toy.parts_of(predict=among), eval_toy.state_of(3)
     test, rows = parts.stream.evaluation, parts.stream.tasks[0].test
@@ -450,7 +525,10 @@ def test_a_class_at_minus_infinity_is_left_out_and_no_mistake(out):
     else:
         assert np.isnan(result.scalars["accuracy"])
         assert "not finite" in result.warnings[0]
-    nothing = functools.partial(among, kept=slice(0, 0))
+
+    def nothing(state, images):  # for one row
+        return among(state, images).at[0].set(-jnp.inf)
+
     result = predict.make(parts._replace(predict=nothing))(state, 0)
     assert np.isnan(result.scalars["accuracy"]) and "finite" in result.warnings[0]
 
@@ -492,11 +570,23 @@ def test_the_objective_is_the_mean_over_batches_of_the_tasks_so_far(max_rows):
         assert again == value
         jax.effects_barrier()
         assert words[len(batches) :] == words[: len(batches)]  # same rows, same keys
+        owned = [np.isin(batches[0], task.train.rows).any() for task in tasks]
+        assert all(owned[: done + 1])
     other = objective.make(parts._replace(seed=4), batch_size=8, max_rows=max_rows)
     words.clear()
     other(state, 1)
     jax.effects_barrier()
     assert [batch for _, batch in words] != [list(batch) for batch in batches]
+    assert not {tuple(key) for key, _ in words} & {*map(tuple, keys)}
+    # Fewer rows than a batch are one batch; as many as a batch are enough.
+    words.clear()
+    objective.make(parts, batch_size=64)(state, 0)
+    objective.make(parts, batch_size=8, max_rows=8)(state, 0)
+    jax.effects_barrier()
+    (_, every), (_, some) = words
+    assert sorted(every) == sorted(tasks[0].train.rows) and len(some) == 8
+    # They are drawn, and batches mix the tasks.
+    assert {*some} != {*tasks[0].train.rows[:8].tolist()}
 
 
 def test_what_all_evaluators_say_is_one_result(tmp_path):
@@ -564,6 +654,7 @@ def test_evaluators_of_one_state_share_their_passes_over_a_split():
 
     parts = eval_toy.parts_of(embed=embed)._replace(project=project)
     judges = {
+        "few": collapse.make(parts, max_rows=9),
         "spread": spread.make(parts, features="projection"),
         "knn": knn.make(parts, k=3),
         "linear": eval_toy.probe(parts, augment=False, epochs=1, batch_size=16),
@@ -573,11 +664,11 @@ def test_evaluators_of_one_state_share_their_passes_over_a_split():
         state = Stepped(eval_toy.state_of(seed).params, np.int32(seed))
         alone = {name: judge(state, 1) for name, judge in judges.items()}
         jax.effects_barrier()
-        assert sorted(rows) == [20, 31, 31, 50, 50]
+        assert sorted(rows) == [9, 20, 31, 31, 50, 50]
         rows.clear()
         found = evaluation.run_evaluators(judges, state, 1, Log())
         jax.effects_barrier()
-        assert sorted(rows) == [31, 50]
+        assert sorted(rows) == [9, 31, 50]
         rows.clear()
         for name, result in alone.items():
             for kind in ("rows", "scalars"):
@@ -585,18 +676,51 @@ def test_evaluators_of_one_state_share_their_passes_over_a_split():
                     same = getattr(found, kind)[f"{name}/{key}"]
                     np.testing.assert_allclose(same, value, rtol=1e-5)
 
+    embed = embedding.make_embedder(parts, parts.stream.evaluation)
+    with embedding.share_passes():  # by one state alone
+        one, two = (np.asarray(embed(eval_toy.state_of(seed))) for seed in range(2))
+    assert np.abs(one - two).max() > 0.1
 
-def test_normalised_features_ignore_their_length():
+
+def test_normalised_features_are_of_length_one():
     parts, state = eval_toy.parts_of(), eval_toy.state_of(0)
-    long = eval_toy.State({"w": 64 * state.params["w"]})
-    for augment in (False, True):
-        options = eval_toy.OPTIONS | dict(epochs=2, augment=augment)
-        evaluate = eval_toy.probe(parts, normalize_features=True, **options)
-        one, two = (evaluate(s, 1).scalars["train_loss"] for s in (state, long))
-        np.testing.assert_allclose(one, two, rtol=1e-5)
-        evaluate = eval_toy.probe(parts, **options)
-        one, two = (evaluate(s, 1).scalars["train_loss"] for s in (state, long))
-        assert abs(one - two) > 0.1
+    train, key = parts.stream.dataset.train, jax.random.key(0)
+    settings = head_lib.ProbeSettings(normalize_features=True)
+    embed = jax.jit(linear._embed_augmented(parts, settings))
+    views = embed(state, train.images[:2], key)
+    whole, plain = (linear._embed_plain(parts, train, x)(state) for x in (True, False))
+    np.testing.assert_allclose(np.linalg.norm(views, axis=1), 1, atol=1e-5)
+    lengths = np.linalg.norm(plain, axis=1, keepdims=True)
+    np.testing.assert_allclose(whole * lengths, plain, atol=1e-5)
+    assert np.ptp(lengths) > 0.1
+
+
+def test_points_of_a_picture_are_drawn_evaluation_rows(tmp_path, monkeypatch):
+    told, drawn = {}, []
+
+    def embedder(**options):
+        told.update(options)
+        return types.SimpleNamespace(fit_transform=lambda features: features[:, :2])
+
+    monkeypatch.setattr(manifold, "TSNE", embedder)
+    monkeypatch.setattr(plots, "scatter", lambda *given, **_: drawn.append(given))
+    parts, state = eval_toy.parts_of(), eval_toy.state_of(0)
+    tsne.make(parts, directory=tmp_path, max_points=10)(state, 1)
+    ((points, labels, path),), test = drawn, parts.stream.evaluation
+    rows = tsne.draw_rows(test.label, 10, parts.seed)
+    want = eval_toy.embedded(state, test.images[rows])[:, :2]
+    np.testing.assert_allclose(points, want, atol=1e-5)
+    assert labels.tolist() == test.label[rows].tolist()
+    assert path == tmp_path / "tsne_task2.png"
+    assert told == {"perplexity": 3.0, "init": "pca", "random_state": parts.seed}
+    tsne.project(np.ones((9, 3)), perplexity=1.0, seed=0)
+    assert told["init"] == "random" and told["perplexity"] == 1
+    four, five = (
+        parts.stream._replace(evaluation=eval_toy.split_of(1, n)) for n in (4, 5)
+    )
+    tsne.make(parts._replace(stream=five), directory=tmp_path)
+    with pytest.raises(ValueError, match="tsne.*has 4"):
+        tsne.make(parts._replace(stream=four), directory=tmp_path)
 
 
 SCHEDULE = {"milestones": (60, 80), "factor": 0.1}
@@ -668,12 +792,25 @@ def test_each_batch_of_a_probe_is_read_by_a_key_of_its_own():
     fit = head_lib.make_resident_fit(rule, eval_toy.parts_of(), labels, read)
     jax.block_until_ready(fit(None, None, np.arange(24), 0, 0, 0.1))
     assert len({*keys}) == len(keys) == 3 * 3
+    keys.clear()
+    parts = eval_toy.parts_of(data=eval_toy.dataset(streams=True))
+
+    def embed(state, images, key):
+        return read(state, None, images, key)
+
+    fit = head_lib.make_streamed_fit(
+        rule, parts, embedding.make_eval_crop(parts), embed
+    )
+    jax.block_until_ready(fit(None, 2, np.arange(24), 0, 0, 0.1))
+    jax.effects_barrier()
+    assert len({*keys}) == len(keys) == 3 * 3
 
 
 def test_neighbours_may_be_the_other_evaluation_rows_or_the_labelled_ones():
     data = eval_toy.dataset()
     some = np.where(np.arange(50) % 3 == 0, data.train.label, -1).astype(np.int32)
     none = np.full_like(some, -1)
+    first = np.where(data.train.domain == 0, data.train.label, -1).astype(np.int32)
     state = eval_toy.state_of(1)
     x = eval_toy.embedded(state, data.test.images)
     bank = eval_toy.embedded(state, data.train.images)
@@ -681,6 +818,8 @@ def test_neighbours_may_be_the_other_evaluation_rows_or_the_labelled_ones():
     for label, train_on, rows, mask in (
         (none, "evaluation", x, ~np.eye(len(x), dtype=bool)),
         (some, "labelled", bank, np.broadcast_to(some >= 0, (len(x), len(bank)))),
+        # Within two domains no row has a label, so that no guess is right.
+        (first, "labelled", bank, np.broadcast_to(first >= 0, (len(x), len(bank)))),
     ):
         given = data._replace(train=data.train._replace(label=label))
         parts = eval_toy.parts_of("joint", given)
@@ -698,9 +837,10 @@ def test_neighbours_may_be_the_other_evaluation_rows_or_the_labelled_ones():
         guess = knn_twin(x, data.test.label, rows, known, inside, **options)
         right = guess == data.test.label
         want = [right[rows_of.test_task == i].mean() for i in range(3)]
-        assert made(state, 2).rows["domain_aware"] == pytest.approx(want)
+        assert made(state, 0).rows["domain_aware"] == pytest.approx(want)
         with pytest.raises(ValueError, match="label"):
             knn.make(parts, k=3)
+    given = data._replace(train=data.train._replace(label=some))
     parts = eval_toy.parts_of("joint", given)
     with pytest.raises(ValueError, match="from 1.* 30 "):
         knn.make(parts, k=31, train_on="evaluation")

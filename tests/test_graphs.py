@@ -292,6 +292,12 @@ def test_a_batch_has_the_first_budget_that_it_fits():
             with pytest.raises(ValueError, match="5 rows"):
                 graph_arrays.budget_of(made, rows, budgets[:1])
     assert min(uses) > 0
+    sizes = np.diff(made.graph_ptr)  # of several batches all must fit
+    several = np.stack([np.argsort(sizes)[:3], np.argsort(sizes)[-3:]])
+    one, both = (
+        graph_arrays.budget_of(made, x, budgets) for x in (several[0], several)
+    )
+    assert (one, both) == budgets
     with pytest.raises(ValueError, match="6 rows"):
         graph_arrays.budget_of(made, np.full(6, -1), budgets)
 

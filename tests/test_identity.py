@@ -46,6 +46,9 @@ def test_a_change_of_data_is_counted_and_named(tmp_path, monkeypatch, most, resi
     with pytest.raises(identity.Changed, match=str(tmp_path / "run")) as error:
         identity.check_data(tmp_path / "run", known(tmp_path / "set", **options))
     text = str(error.value).replace(str(tmp_path / "set"), "")
+    identity.write_identity(tmp_path / "run", known(tmp_path / "set", **options))
+    with pytest.raises(identity.Changed):  # the first record stays
+        identity.check_data(tmp_path / "run", known(tmp_path / "set", **options))
     pairs = re.findall(r"([0-9]+ \([^)]*\)) ([a-z ]+)", text)
     assert {what: count for count, what in pairs} == {
         "added": "2 (/a/7.bmp, /a/9.bmp)",
@@ -111,8 +114,25 @@ def test_rows_that_cannot_be_read_repeat_nothing():
     assert "2 rows of train" in told and "2 rows of test" in told
     assert "such as 3 and 8" in told  # of mark 1, the first
     assert identity.common(known([], [0, 5, 6]), known([0, 6, 7], [])) == ["2"]
-    other = known([], [6])._replace(by_bytes=np.array(False))
-    assert not identity.common(other, known([6], []))
+    other = np.array(False)
+    assert not identity.common(known([], [6])._replace(by_bytes=other), known([6], []))
+    assert not identity.common(known([], [6]), known([6], [])._replace(by_bytes=other))
+
+
+def test_a_change_is_of_bytes_class_domain_or_split():
+    label, classes = np.int32([0, 1]), np.array([b"a", b"b"])
+    columns = np.array([b"x", b"y"]), np.uint64([5, 6]), np.uint8([0, 0]), label
+    before = identity.Identity(*columns, label, classes, np.array(True))
+    changes = {"marks": np.uint64([5, 7]), "label": np.int32([0, 0])}
+    changes |= {"domain": np.int32([0, 0]), "split": np.uint8([0, 2])}
+    for field, values in changes.items():
+        told = identity.describe_changes(before, before._replace(**{field: values}))
+        assert told == "1 (y) changed"
+    # Classes are told apart by their names; sizes and times are not compared to bytes.
+    told = before._replace(label=label[::-1], class_names=classes[::-1])
+    assert "changed" not in identity.describe_changes(before, told)
+    told = before._replace(marks=np.uint64([7, 8]), by_bytes=np.array(False))
+    assert "changed" not in identity.describe_changes(before, told)
 
 
 @pytest.mark.parametrize("most", [5, 4])

@@ -43,6 +43,8 @@ def test_folders_of_systems_are_left_out(tmp_path):
 def test_numbers_in_names_are_numbers(tmp_path):
     want = ["1", "2", "10", "B", "a", "week 9", "week 10", "x" + "1" * 5000]
     assert sorted(want[::-1], key=listing.natural_key) == want
+    want = ["a07", "a7", "a08", "a9"]
+    assert sorted(want[::-1], key=listing.natural_key) == want
     for name in ("10", "9", "11"):
         write(tmp_path / name / "0.png")
     assert load(tmp_path).class_names == ("9", "10", "11")

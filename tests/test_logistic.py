@@ -94,7 +94,8 @@ def test_each_pass_shifts_and_flips_anew(monkeypatch):
     monkeypatch.setattr(logistic, "fit_regression", recorded)
     parts, state = eval_toy.parts_of(), eval_toy.state_of(1)
     train, size = parts.stream.dataset.train, eval_toy.SIZE
-    logistic.make(parts, passes=3, pad=1, batch_size=16, iterations=1)(state, 2)
+    options = dict(passes=3, pad=1, batch_size=16, iterations=1)
+    logistic.make(parts, **options)(state, 2)
     ((features, labels),) = seen
     np.testing.assert_array_equal(labels, np.concatenate([train.label] * 3))
     wide = np.pad(train.images, ((0, 0), (1, 1), (1, 1), (0, 0)))
@@ -112,6 +113,13 @@ def test_each_pass_shifts_and_flips_anew(monkeypatch):
     assert len(np.unique(chosen)) == 18
     for first, second in itertools.combinations(chosen, 2):
         assert (first != second).mean() > 0.7
-    # The same draws whatever the state.
-    logistic.make(parts, passes=3, pad=1, batch_size=16, iterations=1)(state, 0)
+    assert (chosen[0][:16] != chosen[0][16:32]).mean() > 0.7  # nor do batches agree
+    # The same draws whatever the task; others for another seed.
+    logistic.make(parts, **options)(state, 0)
     np.testing.assert_array_equal(seen[1][0], features)
+    logistic.make(parts._replace(seed=4), **options, flip=0.0)(state, 0)
+    gaps = np.abs(candidates - seen[2][0][: len(train.label)]).max(axis=2)
+    other = gaps.argmin(axis=0)
+    assert not (other % 2).any() and (other // 2 != chosen[0] // 2).mean() > 0.7
+    with pytest.raises(ValueError, match="logistic.passes=1"):
+        logistic.make(parts._replace(resize=size), passes=1)

@@ -43,7 +43,7 @@ def parts_of(scenario="joint", data=None, **more):
 def of_stream(parts, task, order=stream.epoch_order):
     """Entropy of a task's first epoch in batches of 16, as a run of seed 3 draws it."""
     rows = parts.stream.tasks[task].train.rows
-    drawn = order(np.random.default_rng([3, task, 0]), rows, 16)
+    drawn = order(np.random.default_rng([3, task, 0]), rows, min(16, len(rows)))
     label = eval_toy.dataset().train.label[drawn.reshape(-1)]
     return eval_toy.entropy(np.bincount(label, minlength=CLASSES))
 
@@ -85,6 +85,11 @@ def test_the_stream_is_what_its_order_draws():
     assert found == pytest.approx(of_stream(parts, 0, dominated), rel=1e-5)
     # Close to what 0.7 in one class has.
     assert found == pytest.approx(eval_toy.entropy([14] + 5 * [1.2]), abs=0.15)
+    # A task may have fewer rows than such a batch.
+    found = memory.make(parts_of("data", tasks=6))(state_of(), 1).scalars
+    assert found["stream_entropy"] == pytest.approx(
+        of_stream(parts_of("data", tasks=6), 1)
+    )
     # Each task has its own, which is drawn once.
     parts, asked = parts_of("class"), []
 

@@ -31,6 +31,9 @@ def test_a_blurry_stream_has_each_row_once(blur):
     if blur == 1e-3:  # one class after another, shuffled within
         np.testing.assert_array_equal(label, np.repeat(order, 100))
         assert np.any(np.diff(rows[:100]) < 0)
+        uneven = np.repeat([0, 1, 2], [300, 100, 200])
+        rows = one_pass.blurry(uneven, np.arange(3), blur=blur, rng=rng)
+        np.testing.assert_array_equal(uneven[rows], uneven)
     # Mean places of the classes, in the order of the stream.
     places = [np.flatnonzero(label == c).mean() for c in order]
     if blur < 1:

@@ -4,6 +4,7 @@ import shutil
 import threading
 import time
 
+import jax
 import numpy as np
 import pytest
 from PIL import Image
@@ -267,6 +268,11 @@ def test_resize_is_antialiased_and_centred(decoder):
     want = ((np.arange(128) + 0.5) / 2 - 0.5) * 4
     np.testing.assert_allclose(large[8, 8:-8], want[8:-8], atol=1)
     assert resize(ramp, 5, 7).shape == (5, 7, 1)
+    # Beside a step a bicubic curve overshoots, a straight line does not.
+    step = np.where(np.arange(8) < 4, 50, 200)[None, :, None].repeat(8, 0)
+    for interpolation, most in (("bicubic", range(202, 255)), ("bilinear", (200,))):
+        grown = resize(step.astype(np.uint8), 24, 24, interpolation=interpolation)
+        assert grown.max() in most
 
 
 # --- reading ahead
@@ -287,12 +293,24 @@ def test_ahead_works_ahead_but_not_further_than_depth():
     made.close()
 
 
+def test_a_batch_is_placed_under_the_flags_of_a_run():
+    flag = "jax_numpy_dtype_promotion"
+    try:
+        jax.config.update(flag, "strict")
+        made = prefetch.run_ahead(iter([0]), lambda _: getattr(jax.config, flag))
+        assert next(made) == "standard"
+    finally:
+        jax.config.update(flag, "standard")
+
+
 def test_ahead_raises_in_order_and_closes():
     closed = []
 
     def numbers():
         try:
-            yield from range(5)
+            for number in range(5):
+                time.sleep(0.01)
+                yield number
             raise KeyError("end of numbers")
         finally:
             closed.append(True)
@@ -310,9 +328,10 @@ def test_ahead_raises_in_order_and_closes():
         next(prefetch.run_ahead(numbers(), refuse))
     assert closed == [True] * 2
     before = threading.active_count()
-    made = prefetch.run_ahead(numbers(), lambda x: x, depth=1)
+    endless = numbers()  # which is closed, though it is still there
+    made = prefetch.run_ahead(endless, lambda x: x, depth=1)
     next(made)
-    made.close()
+    made.close()  # while the thread reads
     assert closed == [True] * 3 and threading.active_count() == before
     with pytest.raises(ValueError, match="depth=0"):
         prefetch.run_ahead(numbers(), refuse, depth=0)

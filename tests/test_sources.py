@@ -172,8 +172,9 @@ def test_decoding_of_every_kind_of_image(decoder):
     exif[0x112] = 6  # turn by 90 degrees: not applied
     turned = encoded(Image.fromarray(smooth), "JPEG", exif=exif)
     assert read(turned).shape == (16, 12, 3)
-    png = encoded(smooth)
-    for bad in (b"", b"no image", jpeg[: len(jpeg) // 2], png[: len(png) // 2]):
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    cut = [x[: len(x) * 3 // 4] for x in (encoded(noise, "JPEG"), encoded(noise))]
+    for bad in (b"", b"no image", jpeg[: len(jpeg) // 2], *cut):
         with pytest.raises(ValueError, match="x.img"):
             read(bad)
 
@@ -182,6 +183,7 @@ def test_pixels_of_an_unknown_range_are_refused_and_not_cut_off(decoder):
     grey = np.arange(12, dtype=np.uint8).reshape(3, 4) * 20
     for pixels, words in (
         (grey.astype(np.int32) * 2570, "has pixels from 0 to 565400"),
+        (grey.astype(np.int32) - 9, "has pixels from -9 to 211"),
         (np.float32(grey) / 255, "has floating pixels from 0.0 to 0.8"),
     ):
         with pytest.raises(decode.Unreadable, match=f"x.tif: {words}"):
@@ -614,14 +616,18 @@ def test_the_next_image_of_its_class_and_domain_stands_in():
     label, domain = np.int32([0, 0, 1, 0, 0, 1, 0]), np.int32([0, 1, 0, 0, 1, 0, 1])
 
     def read_unless(gone, row):
+        row -= 2
         if row in gone:
             raise decode.Unreadable(f"{row} is gone")
         return np.full((1, 1, 1), row, np.uint8)
 
     for gone in itertools.combinations(range(7), 3):
         fetch = functools.partial(read_unless, gone)
-        reader = readers.FunctionRows(fetch, 7, "row")
-        split = readers.SplitRows(reader, np.arange(7), label=label, domain=domain)
+        reader = readers.FunctionRows(fetch, 9, "row")
+        two = {"label": np.append(label[:2], label)}  # which another part has
+        two["domain"] = np.append(domain[:2], domain)
+        whole = readers.SplitRows(reader, np.arange(9), **two)
+        split = whole.take(np.arange(2, 9))
         for row in range(7):
             turn = [(row + i) % 7 for i in range(7)]
             alike = [
@@ -635,6 +641,8 @@ def test_the_next_image_of_its_class_and_domain_stands_in():
                         split.read(row)
                 else:
                     assert split.read(row).item() == want
+            if row not in gone:
+                assert split.raw(row) == reader.raw(row + 2)
 
 
 def test_folder_errors(tmp_path):

@@ -230,13 +230,17 @@ def test_validate():
         (good._replace(images=good.images[..., 0]), r"uint8\[2, 2, 2\]"),
         (good._replace(images=good.images.repeat(17, -1)), r"2, 17\].* 1 to 16"),
         (good._replace(images=good.images[:1]), "1 images and 2 labels"),
+        (good._replace(images=good.images.repeat(2, 0)), "4 images and 2 labels"),
         (good._replace(images=None), "images.*graphs"),
         (good._replace(graphs=abs), "images.*graphs"),
         (good._replace(reader=abs), "reader.*abs.*Rows"),
         (good._replace(reader=readers.FunctionRows(abs, 3, "")), "3 rows.*2 labels"),
         (small_sets.examples([]), "has no examples"),
     ]
-    stream.validate(small_sets.dataset(good))
+    every = good._replace(domain=np.array([0, -1], np.int32))  # no train row is
+    stream.validate(small_sets.dataset(good, every))
+    with pytest.raises(ValueError, match="train domain runs from -1"):
+        stream.validate(small_sets.dataset(every))
     for bad, words in cases:
         with pytest.raises(ValueError, match=words):
             stream.validate(small_sets.dataset(bad))
@@ -290,3 +294,29 @@ def test_schedule_with_an_order_of_its_own():
     )
     with pytest.raises(ValueError, match="order.*shape"):
         [made[step] for step in range(len(made))]
+
+
+def test_growth_takes_its_share_and_rows_without_a_label_have_no_class():
+    data = small_sets.dataset(small_sets.examples([0, -1, 1, 1] * 5))
+    cut = scenarios.make(data, name="growth", growth=0.2, evaluation="none")
+    old, new = cut.tasks
+    assert (len(old.train.rows), len(new.train.rows)) == (16, 4)
+    assert old.classes.tolist() == [0, 1]
+    with pytest.raises(ValueError, match="growth=0.99"):  # of no old row
+        scenarios.make(data, name="growth", growth=0.99, evaluation="none")
+
+
+def test_options_that_cut_a_set_are_read():
+    train = small_sets.examples(np.arange(60) % 5)
+    train.images[:, 0, 0, 0] = np.arange(60)
+    data, more = small_sets.dataset(train), {"evaluation": "none", "name": "joint"}
+    few = [scenarios.make(data, per_class=3, seed=seed, **more) for seed in (1, 2)]
+    one, two = (x.dataset.train.images[:, 0, 0, 0].tolist() for x in few)
+    assert len(one) == len(two) == 15 and one != two
+    train.label[:9] = -1  # which is no class, and not the last one
+    kept = scenarios.make(data, classes=["c4", "c1"], **more).dataset.train
+    want = [row for row in range(9, 60) if row % 5 in (1, 4)]
+    assert kept.images[:, 0, 0, 0].tolist() == want
+    uneven = {"rho_max": 0.5, "epoch_steps": 2}
+    with pytest.raises(ValueError, match="epoch_steps=2.*copies=2"):
+        scenarios.make(data, copies=2, imbalance=uneven, **more)

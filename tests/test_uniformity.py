@@ -1,13 +1,12 @@
 """Alignment and uniformity: known values, float64 twins, the evaluator on a toy."""
 
+import functools
+
 import jax
 import numpy as np
-import pytest
 
 from helpers import eval_toy, twins
-from jaxcl.data import stream
-from jaxcl.data.augment import images as augment_images
-from jaxcl.evals import uniformity
+from jaxcl.evals import embedding, uniformity
 
 
 def alignment_twin(first, second):
@@ -35,23 +34,33 @@ def test_they_are_their_twins():
     np.testing.assert_allclose(slope, twin, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("streams", [False, True])
-def test_the_evaluator_measures_views_of_evaluation_rows(streams):
-    data = eval_toy.dataset(streams=streams)
-    parts, state = eval_toy.parts_of("joint", data), eval_toy.state_of(1)
-    result = uniformity.make(parts, max_rows=9)(state, 0)
-    rows = np.linspace(0, stream.count_rows(data.test) - 1, 9).astype(int)
-    images = eval_toy.dataset().test.images[rows]
-    augment = augment_images.make(
-        size=eval_toy.SIZE, mean=eval_toy.MEAN, std=eval_toy.STD
-    )
-    key = jax.random.fold_in(jax.random.key(parts.seed), 0)
-    views = np.asarray(augment(key, images))  # a row's draws are its own
-    first, second = (eval_toy.embed(state, views[:, v]) for v in range(2))
-    assert result.rows == {} and result.warnings == ()
-    assert result.scalars["alignment"] == pytest.approx(
-        alignment_twin(first, second), rel=1e-4
-    )
-    assert result.scalars["uniformity"] == pytest.approx(
-        uniformity_twin(first), rel=1e-4
-    )
+def test_views_are_of_the_sizes_and_moments_of_the_run(monkeypatch):
+    """And a batch's draws depend on the seed and on its place."""
+    keys = []
+
+    def make(**options):
+        sizes = dict(size=eval_toy.SIZE, mean=eval_toy.MEAN, std=eval_toy.STD)
+        assert options == sizes
+
+        def augment(key, images):
+            data = jax.random.key_data(key)
+            jax.debug.callback(lambda x: keys.append(np.asarray(x).tobytes()), data)
+            return (
+                np.float32([1, 0.5])[None, :, None, None, None] * images[:, None] - 50
+            )
+
+        return augment
+
+    monkeypatch.setattr(uniformity.augment_images, "make", make)
+    embedder = functools.partial(embedding.make_views_embedder, batch_size=8)
+    monkeypatch.setattr(embedding, "make_views_embedder", embedder)
+    state, images = eval_toy.state_of(1), eval_toy.dataset().test.images[:, None]
+    for seed in (3, 4):
+        parts = eval_toy.parts_of("joint", seed=seed)
+        scalars = uniformity.make(parts)(state, 0).scalars
+    jax.effects_barrier()
+    assert len({*keys}) == len(keys) == 2 * 4
+    first, second = (eval_toy.embed(state, x * images - 50.0) for x in (1, 0.5))
+    want = alignment_twin(first, second), uniformity_twin(first)
+    found = scalars["alignment"], scalars["uniformity"]
+    np.testing.assert_allclose(found, want, rtol=1e-3)
