@@ -128,3 +128,8 @@ def test_a_batch_without_current_classes_distils_alone():
         return f64.ird(z, teacher)
 
     toy.check_step(DEFAULT, NET, state, incoming, images, twin)
+
+
+def test_a_factor_of_nothing_is_no_default():
+    options = {"loss_scale": 0.0, "temperature": 0.5}
+    assert co2l._fill_options(options, None) == {"loss_scale": 0.0}

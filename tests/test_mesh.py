@@ -224,3 +224,14 @@ def test_rows_are_shared_evenly_and_in_order():
     np.testing.assert_array_equal(alike, want)
     assert kept[0].sharding.shard_shape((16, 3)) == (2, 3)
     assert kept[1].is_fully_replicated
+
+
+def test_the_peak_is_that_of_the_fullest_device():
+    def device(peak):
+        return types.SimpleNamespace(
+            device_kind="abacus", memory_stats=lambda: {"peak_bytes_in_use": peak}
+        )
+
+    row = [device(3), device(7), device(5)]
+    mesh = types.SimpleNamespace(local_devices=row, devices=np.array(row), size=3)
+    assert sharding.describe(mesh)["peak_bytes"] == 7
