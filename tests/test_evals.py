@@ -779,6 +779,15 @@ def test_labels_and_evaluation_rows_are_needed(make, split):
         make(parts)
 
 
+def test_a_train_row_of_several_tasks_is_of_the_first():
+    parts = eval_toy.parts_of("domain")
+    want = embedding.assign_tasks(parts).train_task
+    *tasks, last = parts.stream.tasks
+    again = last._replace(train=last.train._replace(rows=np.arange(50)))
+    more = parts._replace(stream=parts.stream._replace(tasks=(*tasks, again)))
+    np.testing.assert_array_equal(embedding.assign_tasks(more).train_task, want)
+
+
 def test_each_batch_of_a_probe_is_read_by_a_key_of_its_own():
     keys = []
 
