@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from jaxcl import plots
 
@@ -160,3 +161,20 @@ def test_curves_are_divided_where_a_task_begins(draw):
     lines = [x.get_xdata() for x in axes.lines]
     assert sorted(x[0] for x in lines if len(x) == 2 and x[0] == x[1]) == [4, 7]
     assert [list(x) for x in lines[2:]] == [[1, 2, 3], [4, 5, 6], [7]]
+
+
+def test_nothing_of_a_picture_is_cut_off_at_its_edge(tmp_path):
+    rows = [{"step": i, "task": i > 3, "loss": i / 2, "lr": 0.1} for i in range(1, 8)]
+    runs = {"ours": np.random.default_rng(0).random((3, 5))}
+    life = {1: plots.LifePoint(0.9, 0.85, 0.8, 0.87, 0.02, True)}
+    for name, function, value, options in (
+        ("curves", plots.curves, rows, {}),
+        ("comparison", plots.comparison, runs, {"title": "t"}),
+        ("life", plots.life, life, {}),
+    ):
+        function(value, tmp_path / f"{name}.png", **options)
+        with Image.open(tmp_path / f"{name}.png") as picture:
+            ink = (np.asarray(picture.convert("RGB")) < 250).any(-1)
+        assert ink.any(), name
+        edges = ink[0], ink[-1], ink[:, 0], ink[:, -1]
+        assert not any(x.any() for x in edges), name

@@ -143,3 +143,12 @@ def test_another_strategy_takes_the_numbers_of_a_run_that_has_them(left, tmp_pat
         for name in ("nowhere", "none"):
             with pytest.raises(ValueError, match="plasticity_from"):
                 work_of(tmp_path / "two", plasticity_from=str(tmp_path / name))
+
+
+def test_a_run_that_goes_on_from_another_is_set_against_fresh_ones(root, first):
+    """And of the tasks that are not trained nothing is measured."""
+    changes = {"method.strategy": "pnr", "start": str(root / "first")}
+    work = work_of(root / "next", first_tasks=1, **changes)
+    no_stop = {"stop": lambda: False, "step": None}
+    alone = finish.single_tasks(work, root / "next" / "single", **no_stop)
+    assert alone["knn/class_incremental"] == [alone_twin(root)[0], None]

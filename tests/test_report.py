@@ -385,3 +385,15 @@ def test_the_life_of_an_encoder_is_drawn(runs, monkeypatch):
     np.testing.assert_allclose(second[:5], (0.9, 0.8, 0.77, 0.82, 0.02))
     assert first.accepted and not second.accepted
     assert "Updates" not in report_page.write_page([runs / "er"], runs / "page.html")
+
+
+def test_a_run_that_goes_on_is_not_set_against_one_that_is_over(runs):
+    leave(runs / "part", [[0.9, 0.1]])
+    leave(runs / "same", [[0.7, 0.1]])
+    root = page(runs / "er", runs / "part")
+    assert "part: 1 of 2 tasks" in root.text()
+    found = table(root, f"measures of {KNN}")["part"]
+    assert found["average accuracy"] == ["90.0", "-", "Δ -"]
+    assert found["forgetting"] == ["-"] or found["forgetting"][0] == "-"
+    found = table(page(runs / "part", runs / "same"), f"measures of {KNN}")["same"]
+    assert found["average accuracy"] == ["70.0", "-", "Δ −20.0 -"]

@@ -128,3 +128,13 @@ def test_seeds_are_in_order_and_a_curve_with_gaps_has_no_mean(tmp_path):
         results = result_file.add_task(results, task, {"x": row}, {}, 1.0)
     found = seeds.measures(results)["x"]
     assert found["anytime"] is None and found["average_accuracy"] == 0.625
+
+
+def test_more_seeds_may_follow_and_wrong_ones_are_refused(tmp_path):
+    run(tmp_path)
+    more = build.build(toy.config(**{**RUNS, "seeds": 3}), tmp_path)
+    assert more.seeds == (3, 4, 5)
+    with pytest.raises(ValueError, match=r"config\.seeds=0"):
+        build.build(toy.config(**{**RUNS, "seeds": 0}), tmp_path)
+    with pytest.raises(ValueError, match="config.epochs"):
+        build.build(toy.config(**{**RUNS, "epochs": 2}), tmp_path)

@@ -199,3 +199,15 @@ def test_what_the_config_says_itself_stays():
     for method in ({"base": "another"}, {"name": "no_such"}):
         with pytest.raises(ValueError, match=r"config\.evaluators\.linear\.lr"):
             transfer.complete({"evaluators": {"linear": {}}}, run_config(**method))
+
+
+def test_again_is_harmless_and_a_newer_checkpoint_is_judged_anew(run, tmp_path):
+    run, here = copy_of(run, tmp_path), tmp_path / "here"
+    first, files = judged(run, here), run_directories.contents(here)
+    again = judged(run, here)
+    assert again == first and run_directories.contents(here) == files
+    train.run_tasks(toy.job(run, tasks=2, **STRATEGY), run)
+    newer = judged(run, here)
+    assert newer["checkpoint"]["number"] > first["checkpoint"]["number"]
+    assert newer["scalars"] != first["scalars"]
+    assert len(log_file.read_rows(here)) == 1
