@@ -40,6 +40,7 @@ from sklearn import manifold, svm
 from helpers import (
     annotations,
     eval_toy,
+    forward,
     graph_sets,
     memory_toy,
     run_directories,
@@ -47,7 +48,6 @@ from helpers import (
     toy,
 )
 from helpers.config_functions import FUNCTIONS
-from helpers.forward import cheap_traces
 from jaxcl import core, optim, plots, schema
 from jaxcl.config import build, sections
 from jaxcl.data import stream
@@ -140,13 +140,16 @@ def clean(line):
 
 def traced(function, *arguments):
     """A program without its gradients, and the shapes that it returns."""
-    with cheap_traces():
+    with forward.cheap_traces():
         return jax.make_jaxpr(function, return_shape=True)(*arguments)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _traces_without_gradients_serve_no_other_test():
     yield
+    forward.forget_traces()
+    text.cache_clear()
+    USUAL.clear()
     jax.clear_caches()
 
 
@@ -381,7 +384,7 @@ def dry_runs(calls):
 
         return call
 
-    with mock.patch.object(jax, "jit", jit), cheap_traces():
+    with mock.patch.object(jax, "jit", jit), forward.cheap_traces():
         yield
 
 

@@ -17,6 +17,12 @@ def cheap_traces():
         yield
 
 
+def forget_traces():
+    """Drop the networks traced so far."""
+    for programs in _PASSES.values():
+        programs.clear()
+
+
 def _no_gradients():
     """A gradient is what it is taken by: to differentiate is half of a trace.
 

@@ -54,16 +54,17 @@ def value_and_grad(function, **options):
 
 @contextlib.contextmanager
 def everything():
-    """Compute here what JAX would compile: programs and single operations alike.
+    """Compute by NumPy what JAX would compile: programs and single operations.
 
-    XLA computes on, where the place of arrays is the subject: for arrays that are put
-    on a device or on several, and for programs that say where an array lies. A JAX
-    whose internals differ compiles all, as ever.
+    XLA still computes where devices are the subject: arrays that were put on chosen
+    devices, and programs with shardings. Two private functions of JAX are needed; a
+    JAX without them compiles everything.
     """
     try:
         from jax._src import pjit
+        from jax._src.lib import xla_client
 
-        compiled = pjit._pjit_call_impl_python
+        compiled, put = pjit._pjit_call_impl_python, xla_client.batched_device_put
     except (ImportError, AttributeError):
         yield
         return
@@ -75,7 +76,7 @@ def everything():
         with np.errstate(all="ignore"):
             outputs = _evaluate(jaxpr, [_plain(x, aval) for x, aval in pairs])
         pairs = zip(outputs, jaxpr.out_avals, strict=True)
-        arrays = [_array(x, aval) for x, aval in pairs]
+        arrays = [_array(x, aval, put) for x, aval in pairs]
         for x, donated in zip(inputs, params["donated_invars"], strict=True):
             if donated and isinstance(x, jax.Array):
                 x.delete()
@@ -94,11 +95,11 @@ class _Local(threading.local):
 
 
 _LOCAL = _Local()
-_PLAIN = {}  # id of a program -> the program, and whether it says nothing of places
+_PLAIN = {}  # id of a program -> the program, and whether it names no devices
 
 
 def _is_plain_call(inputs, jaxpr, params) -> bool:
-    """Whether nothing of a call says where its arrays lie."""
+    """Tell whether no array or option of a call names devices."""
     for x in inputs:
         if isinstance(x, jax.Array) and x.committed:
             return False
@@ -111,7 +112,7 @@ def _is_plain_call(inputs, jaxpr, params) -> bool:
 
 
 def _is_plain(jaxpr, params=None) -> bool:
-    """Whether a program and those inside it say nothing of places."""
+    """Tell whether neither a program nor one inside it names devices."""
     if not jax.config.jax_threefry_partitionable:
         return False
     values = [*(params or {}).values()]
@@ -130,17 +131,15 @@ def _is_plain(jaxpr, params=None) -> bool:
     return all(_is_threefry(x.aval) or not _is_key(x.aval) for x in variables)
 
 
-def _array(value, aval):
-    """Return JAX's array of a result."""
+def _array(value, aval, put):
+    """Return JAX's array of a result; `put` keeps its weak type, if it has one."""
     if _is_key(aval):
         return jax.random.wrap_key_data(_key_data(value))
-    from jax._src.lib import xla_client
-
     if value.base is not None or not value.flags.c_contiguous:
         value = np.array(value, order="C")  # nobody else may change it
     device = jax.devices()[0]
     place = jax.sharding.SingleDeviceSharding(device)
-    return xla_client.batched_device_put(aval, place, [value], [device], False)
+    return put(aval, place, [value], [device], False)
 
 
 def _pairs(values, jaxpr):
