@@ -35,14 +35,19 @@ LONG = {
 }
 # Files, or tests, of which nothing dear is shared but by the tests of one variant.
 BY_VARIANT = {"test_methods", "test_debug_config_trains"}
-# Files whose subject is an equation: XLA compiles nothing for their quick tests.
+# Files whose subject is not what XLA makes of a program: it compiles nothing for their
+# quick tests.
 BY_NUMPY = {
-    *("aser", "augment", "augment_graph", "bases", "cclis", "convnext", "ddpg"),
-    *("der", "distil", "drift", "duel", "er_lwf", "examples", "frozen", "gcn"),
-    *("gcr", "gem", "gss", "icl", "import_file", "import_peers", "memory"),
-    *("memory_evals", "mir", "nets", "noncontrastive", "online", "online_head"),
-    *("online_probe", "optim", "pieces", "prototype", "queue", "redundancy"),
-    *("rehearsal", "replay_losses", "selection", "tuning", "two_view", "vit"),
+    *("alignment", "aser", "augment", "augment_graph", "bases", "benchmarks", "cclis"),
+    *("compare", "convnext", "core", "ddpg", "der", "distil", "drift", "duel"),
+    *("duel_theory", "embed", "er_lwf", "evals", "examples", "export", "filtering"),
+    *("fit", "frozen", "gcn", "gcr", "gem", "gss", "herding", "hidden_patches", "icl"),
+    *("import_file", "import_peers", "importance", "incremental", "index_parts"),
+    *("layouts", "logistic", "loss_aware", "memory", "memory_evals", "mir", "nets"),
+    *("noncontrastive", "online", "online_head", "online_probe", "online_ssl", "optim"),
+    *("overview", "pieces", "policies", "prototype", "queue", "redundancy"),
+    *("rehearsal", "replay_losses", "selection", "stablehlo", "tuning", "two_view"),
+    *("uniformity", "vit"),
 }
 
 

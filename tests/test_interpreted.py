@@ -227,3 +227,23 @@ def test_arrays_that_have_a_place_keep_it(compiled):
         for y in (jnp.cos(x) + 5, put(), bound(np.ones(38, np.float32))):
             assert y.sharding.is_equivalent_to(place, 1)
     assert len(compiled) > 2
+
+
+def test_on_the_first_device_numpy_computes_and_results_are_put_as_by_jax(compiled):
+    mesh = jax.sharding.Mesh(jax.devices()[:1], "data")
+    place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    rows = np.arange(38.0, dtype=np.float32)
+    held = jax.jit(lambda x: x, out_shardings=place)
+
+    def run():
+        x, keys = (jax.device_put(y, place) for y in (rows, key[None]))
+        with jax.transfer_guard("disallow"):
+            return jnp.cos(x), held(x), jax.vmap(jax.random.split)(keys)
+
+    key = jax.random.key(3)
+    with interpreted.everything():
+        found = run()
+    assert not compiled
+    for one, other in zip(found, run(), strict=True):
+        assert one.committed and other.committed
+        assert one.sharding.is_equivalent_to(other.sharding, one.ndim)

@@ -56,8 +56,8 @@ def value_and_grad(function, **options):
 def everything():
     """Compute by NumPy what JAX would compile: programs and single operations.
 
-    XLA still computes where devices are the subject: arrays that were put on chosen
-    devices, and programs with shardings. Two private functions of JAX are needed; a
+    XLA still computes where devices are the subject: arrays and programs that name
+    another than the first. Two private functions of JAX are needed; a
     JAX without them compiles everything.
     """
     try:
@@ -72,11 +72,13 @@ def everything():
     def call(*inputs, jaxpr, **params):
         if _LOCAL.compiles or not _is_plain_call(inputs, jaxpr, params):
             return compiled(*inputs, jaxpr=jaxpr, **params)
-        pairs = zip(inputs, jaxpr.in_avals, strict=True)
-        with np.errstate(all="ignore"):
+        places = _places_of_results(inputs, params)
+        # What XLA would compute on the device is no transfer to it.
+        with np.errstate(all="ignore"), jax.transfer_guard("allow"):
+            pairs = zip(inputs, jaxpr.in_avals, strict=True)
             outputs = _evaluate(jaxpr, [_plain(x, aval) for x, aval in pairs])
-        pairs = zip(outputs, jaxpr.out_avals, strict=True)
-        arrays = [_array(x, aval, put) for x, aval in pairs]
+            triples = zip(outputs, jaxpr.out_avals, places, strict=True)
+            arrays = [_array(*triple, put) for triple in triples]
         for x, donated in zip(inputs, params["donated_invars"], strict=True):
             if donated and isinstance(x, jax.Array):
                 x.delete()
@@ -99,9 +101,9 @@ _PLAIN = {}  # id of a program -> the program, and whether it names no devices
 
 
 def _is_plain_call(inputs, jaxpr, params) -> bool:
-    """Tell whether no array or option of a call names devices."""
+    """Tell whether no array or option of a call names another than the first device."""
     for x in inputs:
-        if isinstance(x, jax.Array) and x.committed:
+        if isinstance(x, jax.Array) and not _is_first_device(x.sharding):
             return False
     config = jax.config
     if config.jax_default_device is not None or config.jax_debug_nans:
@@ -111,18 +113,47 @@ def _is_plain_call(inputs, jaxpr, params) -> bool:
     return _PLAIN[id(jaxpr)][1]
 
 
+def _is_first_device(sharding) -> bool:
+    if isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh):
+        return sharding.mesh.size <= 1
+    return sharding.device_set == {jax.devices()[0]}
+
+
+def _places_of_results(inputs, params) -> list:
+    """Return where JAX puts each result: where it is told, or beside the inputs.
+
+    None: on the first device, but it may be moved.
+    """
+    beside = None
+    for x in inputs:
+        if isinstance(x, jax.Array) and x.committed:
+            beside = x.sharding
+            if isinstance(beside, jax.sharding.NamedSharding):
+                beside = beside.update(spec=jax.sharding.PartitionSpec())
+    told = [
+        [x if isinstance(x, jax.sharding.Sharding) else None for x in params[name]]
+        for name in ("in_shardings", "out_shardings")
+    ]
+    beside = next((x for x in told[0] if x), beside)
+    return [x or beside for x in told[1]]
+
+
 def _is_plain(jaxpr, params=None) -> bool:
-    """Tell whether neither a program nor one inside it names devices."""
+    """Tell whether neither a program nor one inside it names other devices."""
+    if any(x.primitive.name in _DEVICES for x in jaxpr.eqns):
+        return False
     if not jax.config.jax_threefry_partitionable:
         return False
     values = [*(params or {}).values()]
     values += [x for equation in jaxpr.eqns for x in equation.params.values()]
     for value in values:
         for x in value if isinstance(value, tuple | list) else [value]:
-            if isinstance(x, jax.sharding.Sharding | jax.Device):
+            if isinstance(x, jax.sharding.Sharding) and not _is_first_device(x):
+                return False
+            if isinstance(x, jax.Device) and x != jax.devices()[0]:
                 return False
             if isinstance(x, jax.sharding.Mesh | jax.sharding.AbstractMesh):
-                if not x.empty:
+                if x.size > 1:
                     return False
             if isinstance(x, core.ClosedJaxpr | core.Jaxpr) and not _is_plain(x):
                 return False
@@ -131,15 +162,22 @@ def _is_plain(jaxpr, params=None) -> bool:
     return all(_is_threefry(x.aval) or not _is_key(x.aval) for x in variables)
 
 
-def _array(value, aval, put):
+def _array(value, aval, place, put):
     """Return JAX's array of a result; `put` keeps its weak type, if it has one."""
     if _is_key(aval):
-        return jax.random.wrap_key_data(_key_data(value))
+        data = _key_data(value)
+        aval = jax.core.ShapedArray(data.shape, data.dtype)
+        return _wrap(_array(data, aval, place, put))
     if value.base is not None or not value.flags.c_contiguous:
         value = np.array(value, order="C")  # nobody else may change it
-    device = jax.devices()[0]
-    place = jax.sharding.SingleDeviceSharding(device)
-    return put(aval, place, [value], [device], False)
+    device, committed = jax.devices()[0], place is not None
+    if place is None:
+        place = jax.sharding.SingleDeviceSharding(device)
+    return put(aval, place, [value], [device], committed)
+
+
+def _wrap(data):
+    return jax.random.wrap_key_data(data, impl="threefry2x32")
 
 
 def _pairs(values, jaxpr):
@@ -175,7 +213,7 @@ def _key_data(keys):
 
 def _leave(value, aval):
     """Return an input as JAX's operations take it."""
-    return jax.random.wrap_key_data(_key_data(value)) if _is_key(aval) else value
+    return _wrap(_key_data(value)) if _is_key(aval) else value
 
 
 def _evaluate(program, inputs):
@@ -279,6 +317,8 @@ def _cond(inputs, equation):
 
 
 _CONTROL = {"scan": _scan, "while": _while, "cond": _cond}
+# Primitives of other programs, for devices that are named
+_DEVICES = {"shard_map", "call_exported"}
 _PASSED_ON = {
     *("copy", "copy_p", "device_put", "optimization_barrier", "stop_gradient"),
     *("sharding_constraint", "reshard"),
