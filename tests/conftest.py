@@ -42,12 +42,12 @@ BY_NUMPY = {
     *("compare", "convnext", "core", "ddpg", "der", "distil", "drift", "duel"),
     *("duel_theory", "embed", "er_lwf", "evals", "examples", "export", "filtering"),
     *("fit", "frozen", "gcn", "gcr", "gem", "gss", "herding", "hidden_patches", "icl"),
-    *("import_file", "import_peers", "importance", "incremental", "index_parts"),
-    *("layouts", "logistic", "loss_aware", "memory", "memory_evals", "mir", "nets"),
-    *("noncontrastive", "online", "online_head", "online_probe", "online_ssl", "optim"),
-    *("overview", "pieces", "policies", "prototype", "queue", "redundancy"),
-    *("rehearsal", "replay_losses", "selection", "stablehlo", "tuning", "two_view"),
-    *("uniformity", "vit"),
+    *("import_file", "import_peers", "importance", "incremental", "index"),
+    *("index_maps", "index_parts", "layouts", "logistic", "loss_aware", "losses"),
+    *("memory", "memory_evals", "mir", "nets", "noncontrastive", "online"),
+    *("online_head", "online_probe", "online_ssl", "optim", "overview", "pieces"),
+    *("policies", "prototype", "queue", "redundancy", "rehearsal", "replay_losses"),
+    *("selection", "stablehlo", "tuning", "two_view", "uniformity", "update", "vit"),
 }
 
 

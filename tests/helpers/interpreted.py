@@ -57,7 +57,7 @@ def everything():
     """Compute by NumPy what JAX would compile: programs and single operations.
 
     XLA still computes where devices are the subject: arrays and programs that name
-    another than the first. Two private functions of JAX are needed; a
+    another than the first, and long loops. Two private functions of JAX are needed; a
     JAX without them compiles everything.
     """
     try:
@@ -109,8 +109,27 @@ def _is_plain_call(inputs, jaxpr, params) -> bool:
     if config.jax_default_device is not None or config.jax_debug_nans:
         return False
     if id(jaxpr) not in _PLAIN:
-        _PLAIN[id(jaxpr)] = jaxpr, not jaxpr.effects and _is_plain(jaxpr, params)
+        short = _length(jaxpr) < 10_000  # about what takes as long as to compile it
+        plain = short and not jaxpr.effects and _is_plain(jaxpr, params)
+        _PLAIN[id(jaxpr)] = jaxpr, plain
     return _PLAIN[id(jaxpr)][1]
+
+
+def _length(jaxpr) -> int:
+    """Count the equations that are computed; a `while` has one turn."""
+    total = len(jaxpr.eqns)
+    for equation in jaxpr.eqns:
+        turns = equation.params["length"] if equation.primitive.name == "scan" else 1
+        total += turns * sum(map(_length, _inner(equation.params.values())))
+    return total
+
+
+def _inner(values):
+    """Yield the programs among options, which may be lists of them."""
+    for value in values:
+        for x in value if isinstance(value, tuple | list) else [value]:
+            if isinstance(x, core.ClosedJaxpr | core.Jaxpr):
+                yield x
 
 
 def _is_first_device(sharding) -> bool:
