@@ -337,14 +337,24 @@ def test_a_run_ends_tasks_by_patience_and_evaluates_when_it_is_due(
             "eval_epochs": 2,
             "first_tasks": 2,
             "save_every": 7,
+            "eval_every": 18,  # where patience ends the tasks, which evaluates anyway
         },
         untrained=True,
     )
+
+    def draw(state, task):
+        drawn.append((int(state.step), state.extra))
+        return core.Result({}, {})
+
+    drawn, work = [], toy.change(work, pictures={"p": draw})
+    averaged = work.method._replace(eval_state=lambda x: x.replace(extra="averaged"))
+    work = work._replace(method=averaged)
     results = train.run_tasks(work, tmp_path, step=step)
     size = work_steps(work, 0)
     two = 3 * size + 2 * work_steps(work, 1)
     end = 3 * size + 3 * work_steps(work, 1)
     assert judged == [(0, 0), (2 * size, 0), (3 * size, 0), (two, 1), (end, 1)]
+    assert drawn == [(3 * size, "averaged"), (end, "averaged")]
     np.testing.assert_allclose(results["untrained"]["a/row"], 0.1)
     assert [x["a/count"] for x in results["scalars"][:2]] == [3.0, 5.0]
     # Every seven steps of a task, and twice at its end, whose saves count, too
@@ -365,20 +375,19 @@ def test_a_run_ends_tasks_by_patience_and_evaluates_when_it_is_due(
 
 
 def test_an_evaluation_comes_every_few_steps_and_a_stop_before_it_is_kept(tmp_path):
-    asked = []
-    work, step, judged = counted(
-        tmp_path, lambda now, epoch: 1.0, epochs=2, eval_every=2, first_tasks=1
-    )
-    steps = 2 * work_steps(work, 0)
-    with pytest.raises(train.Interrupted, match="step 2"):
-        train.run_tasks(
-            work, tmp_path, step=step, stop=lambda: asked.append(1) or len(asked) > 2
-        )
-    assert judged == []
+    """Every second one falls on the end of an epoch, and comes once."""
+    changes = {"epochs": 3, "eval_every": 3, "eval_epochs": 2, "first_tasks": 1}
+    work, step, judged = counted(tmp_path, lambda now, epoch: now, **changes)
+    for number in (6, 12):  # stopped before the evaluator, then by the last step
+        asked = itertools.count(1)
+        with pytest.raises(train.Interrupted, match=f"step {number}"):
+            train.run_tasks(work, tmp_path, step=step, stop=lambda x=asked: next(x) > 8)
+    assert judged == [(3, 0), (6, 0), (9, 0)]
     train.run_tasks(work, tmp_path, step=step)
-    want = [*range(2, steps, 2), steps]
-    assert judged == [(number, 0) for number in want]
-    assert step.calls == steps  # the stopped run had saved its own
+    assert judged == [(number, 0) for number in range(3, 19, 3)]
+    assert step.calls == 18  # the stopped runs had saved their own
+    rows = [row["epoch"] for row in log_file.read_rows(tmp_path) if "epoch" in row]
+    assert [(x["number"], x["loss"]) for x in rows] == [(1, 2.5), (2, 8.5), (3, 14.5)]
 
 
 def test_a_loss_that_is_no_number_names_its_step_and_task(tmp_path):
