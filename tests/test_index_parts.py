@@ -472,6 +472,7 @@ def test_a_gap_breaks_the_chain_of_updates(tmp_path, capsys):
         folder = tmp_path / "updates" / f"{place:04d}"
         folder.mkdir(parents=True)
         one = make_kit(number, source=source, images=f"{place}")
+        one = one._replace(before=10**place * one.before)  # no space is another's
         kit.write_kit(folder, one, k=3)
         (folder / "update.json").write_text(json.dumps({"accepted": place != 3}))
     found = command.read_kits(str(tmp_path))
@@ -491,6 +492,17 @@ def test_a_gap_breaks_the_chain_of_updates(tmp_path, capsys):
         (version,) = vectors.open_table(out).versions
         assert version[:2] == ("s4", source or "s3")
         assert version.by.count("+") == many - 1
+    # Of a file with versions each vector takes the maps of its own.
+    path, out = str(tmp_path / "all.npy"), str(tmp_path / "new.npy")
+    np.save(path, np.concatenate([found[-3].before, found[-1].before]))
+    np.save(f"{path}.version.npy", np.repeat(np.uint16([0, 1]), 60))
+    storage.write_json(f"{path}.json", {"versions": ["s0", "s3"]})
+    with pytest.raises(Refused, match="s0"):
+        command.upgrade_file(str(tmp_path), path, out)
+    storage.write_json(f"{path}.json", {"versions": ["x", "s3"]})
+    command.upgrade_file(str(tmp_path), path, out)(lambda: False)
+    want = np.concatenate([np.load(tmp_path / f"{many}.npy") for many in (3, 1)])
+    np.testing.assert_allclose(np.load(out), want, rtol=1e-5)
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".parquet"])
