@@ -784,13 +784,15 @@ def test_replayed_rows_and_new_ones_of_another_number_replace_the_oldest_keys(be
     reading = records.Reading(None, active=True)
 
     def fill(keys):
-        queue = base.init_state(jax.random.key(0), 2)
+        queue, banks = base.init_state(jax.random.key(0), 2), []
         for rows in jnp.split(keys, 3):
             x = records.Features(rows, None, k=rows)
             for group, active, aligned in stream.group_rows(setup, x, reading):
                 queue = base.update(queue, group, active=active, aligned=aligned)
-        return queue.rows
+            banks.append(queue.rows)
+        return banks
 
     keys = np.stack([np.cos(angles), np.sin(angles)], axis=1)[:, None].repeat(2, 1)
-    x, y = np.moveaxis(interpreted.jit(fill)(keys), -1, 0)
-    np.testing.assert_allclose(np.sort(np.arctan2(y, x)), [angles[-8:]] * 2, atol=1e-6)
+    for end, bank in zip((12, 18), interpreted.jit(fill)(keys)[1:], strict=True):
+        found = np.sort(np.arctan2(bank[..., 1], bank[..., 0]))
+        np.testing.assert_allclose(found, [angles[end - 8 : end]] * 2, atol=1e-6)
