@@ -503,6 +503,10 @@ def test_a_gap_breaks_the_chain_of_updates(tmp_path, capsys):
     command.upgrade_file(str(tmp_path), path, out)(lambda: False)
     want = np.concatenate([np.load(tmp_path / f"{many}.npy") for many in (3, 1)])
     np.testing.assert_allclose(np.load(out), want, rtol=1e-5)
+    # A part of it in the newest space is not enough to embed a part again.
+    storage.write_json(f"{path}.json", {"versions": ["x", "s4"]})
+    with pytest.raises(Refused, match="is not upgraded"):
+        command.replace_file(str(tmp_path), path, path, str(tmp_path / "part.npy"))
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".parquet"])
