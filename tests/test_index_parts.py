@@ -465,7 +465,7 @@ def test_a_canary_asks_queries_from_first_to_last_and_counts_what_is_there(tmp_p
     assert len(canary.check_index(table, small, encoder="f").wrong) == 1
 
 
-def test_a_gap_breaks_the_chain_of_updates(tmp_path, capsys):
+def test_a_gap_breaks_the_chain_of_updates(tmp_path, capsys, monkeypatch):
     """Of five, the first is before the gap, the third was rolled back."""
     numbers = [(1, "s0"), (2, "x"), (3, "s2"), (3, "s2"), (4, "s3")]
     for place, (number, source) in enumerate(numbers, 1):
@@ -500,7 +500,10 @@ def test_a_gap_breaks_the_chain_of_updates(tmp_path, capsys):
     with pytest.raises(Refused, match="s0"):
         command.upgrade_file(str(tmp_path), path, out)
     storage.write_json(f"{path}.json", {"versions": ["x", "s3"]})
+    monkeypatch.setattr(canary, "MEMBERS", 8)
     command.upgrade_file(str(tmp_path), path, out)(lambda: False)
+    song = canary.read_canary(f"{out}.canary.safetensors")
+    assert song.members == [f"{17 * i}" for i in range(8)]  # from first to last
     want = np.concatenate([np.load(tmp_path / f"{many}.npy") for many in (3, 1)])
     np.testing.assert_allclose(np.load(out), want, rtol=1e-5)
     # A part of it in the newest space is not enough to embed a part again.
