@@ -6,9 +6,13 @@ import pathlib
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from helpers import processes
+from jaxcl import sharding
+from jaxcl.errors import Refused
+from jaxcl.run import agreement
 
 ROOT = pathlib.Path(__file__).parents[1]
 PROGRAM = ROOT / "tests" / "helpers" / "disagreeing.py"
@@ -60,3 +64,17 @@ def test_a_difference_is_refused_in_all_processes(told, case, words):
 
 def test_options_of_a_process_alone_may_differ(told):
     assert told["may differ"] == ["", ""]
+
+
+def test_an_error_without_a_message_is_told_by_its_name(monkeypatch):
+    sent = []
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(
+        sharding, "gather_bytes", lambda text: sent.append(text) or [b"", b"other"]
+    )
+    with pytest.raises(ValueError), agreement.failing_together():
+        raise ValueError
+    with pytest.raises(Refused, match="process 1 .*other"):
+        with agreement.failing_together():
+            pass
+    assert sent == [b"ValueError()", b""]

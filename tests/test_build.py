@@ -613,9 +613,10 @@ def test_an_evaluator_waits_for_the_end_if_it_is_asked_to(asked):
     section = {"name": "knn", "last_only": asked}
     made = evaluation.make({"a": section}, parts, None).evaluators["a"]
     assert isinstance(made, evaluation.AtTheEnd) == bool(asked)
+    assert not asked or made.last == len(parts.stream.tasks) - 1
     late = evaluation.AtTheEnd(None, last=2)
     for step, task, due in ((5, 2, True), (4, 2, False), (5, 1, False)):
-        state = types.SimpleNamespace(step=step, task_start=0, task_steps=5)
+        state = types.SimpleNamespace(step=step + 10, task_start=10, task_steps=5)
         assert late.is_due(state, task) == due
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import types
 
 import jax
 import numpy as np
@@ -14,7 +15,15 @@ from jaxcl.data import stream
 from jaxcl.data.feed import graph_batches
 from jaxcl.data.sources import toys
 from jaxcl.data.stream import graph_arrays, scenarios
-from jaxcl.run import checkpoint, job, log_file, metrics_log, result_file, train
+from jaxcl.run import (
+    checkpoint,
+    cost,
+    job,
+    log_file,
+    metrics_log,
+    result_file,
+    train,
+)
 
 EVALUATORS = {"knn": {"k": 5}}
 
@@ -304,8 +313,10 @@ def counted(workdir, loss_of, untrained=False, **changes):
         with jax.transfer_guard("allow"):
             now, begun = int(state.step), int(state.task_start)
             epoch = (now - begun) // work_steps(work, int(state.task))
-            state = state.replace(step=sharding.replicate(np.int32(now + 1), work.mesh))
-        return state, {"loss": np.float32([loss_of(now, epoch)])}
+            step_after = np.int32(now + int(count))
+            state = state.replace(step=sharding.replicate(step_after, work.mesh))
+        losses = [loss_of(now, epoch)] * work.loop.steps_per_call
+        return state, {"loss": np.float32(losses)}
 
     step.calls = 0
     work = toy.change(work, evaluators={"a": judge}, untrained=untrained)
@@ -337,14 +348,26 @@ def test_a_run_ends_tasks_by_patience_and_evaluates_when_it_is_due(
             "eval_epochs": 2,
             "first_tasks": 2,
             "save_every": 7,
+            "eval_every": 18,  # where patience ends the tasks, which evaluates anyway
         },
         untrained=True,
     )
+
+    def draw(state, task):
+        drawn.append((int(state.step), state.extra))
+        return core.Result({}, {})
+
+    drawn, work = [], toy.change(work, pictures={"p": draw})
+    averaged = work.method._replace(eval_state=lambda x: x.replace(extra="averaged"))
+    work = work._replace(method=averaged)
+    spent = {"train": 5.0, "evaluation": 70.0}
+    monkeypatch.setattr(cost.Clock, "read", lambda self: spent)
     results = train.run_tasks(work, tmp_path, step=step)
     size = work_steps(work, 0)
     two = 3 * size + 2 * work_steps(work, 1)
     end = 3 * size + 3 * work_steps(work, 1)
     assert judged == [(0, 0), (2 * size, 0), (3 * size, 0), (two, 1), (end, 1)]
+    assert drawn == [(3 * size, "averaged"), (end, "averaged")]
     np.testing.assert_allclose(results["untrained"]["a/row"], 0.1)
     assert [x["a/count"] for x in results["scalars"][:2]] == [3.0, 5.0]
     # Every seven steps of a task, and twice at its end, whose saves count, too
@@ -359,26 +382,41 @@ def test_a_run_ends_tasks_by_patience_and_evaluates_when_it_is_due(
     rows = log_file.read_rows(tmp_path)
     epochs = [(row["step"], row["epoch"]["number"]) for row in rows if "epoch" in row]
     assert epochs[:3] == [(size, 1), (2 * size, 2), (3 * size, 3)]
+    assert {row["time"]["train"] for row in rows if "epoch" in row} == {5.0}
     assert [row["step"] for row in rows if "eval" in row] == [x for x, _ in judged]
     again = train.run_tasks(work, tmp_path, step=None)  # nothing is left to do
     assert again["scalars"] == results["scalars"] and len(judged) == 5
 
 
 def test_an_evaluation_comes_every_few_steps_and_a_stop_before_it_is_kept(tmp_path):
-    asked = []
-    work, step, judged = counted(
-        tmp_path, lambda now, epoch: 1.0, epochs=2, eval_every=2, first_tasks=1
-    )
-    steps = 2 * work_steps(work, 0)
-    with pytest.raises(train.Interrupted, match="step 2"):
-        train.run_tasks(
-            work, tmp_path, step=step, stop=lambda: asked.append(1) or len(asked) > 2
-        )
-    assert judged == []
+    """Every second one falls on the end of an epoch, and comes once."""
+    changes = {"epochs": 3, "eval_every": 3, "eval_epochs": 2, "first_tasks": 1}
+    work, step, judged = counted(tmp_path, lambda now, epoch: now, **changes)
+    for number in (6, 12):  # stopped before the evaluator, then by the last step
+        asked = itertools.count(1)
+        with pytest.raises(train.Interrupted, match=f"step {number}"):
+            train.run_tasks(work, tmp_path, step=step, stop=lambda x=asked: next(x) > 8)
+    assert judged == [(3, 0), (6, 0), (9, 0)]
     train.run_tasks(work, tmp_path, step=step)
-    want = [*range(2, steps, 2), steps]
-    assert judged == [(number, 0) for number in want]
-    assert step.calls == steps  # the stopped run had saved its own
+    assert judged == [(number, 0) for number in range(3, 19, 3)]
+    assert step.calls == 18  # the stopped runs had saved their own
+    rows = [row["epoch"] for row in log_file.read_rows(tmp_path) if "epoch" in row]
+    assert [(x["number"], x["loss"]) for x in rows] == [(1, 2.5), (2, 8.5), (3, 14.5)]
+
+
+def test_the_time_that_is_left_is_that_of_the_tasks_to_train(tmp_path, monkeypatch):
+    """Told after the second call of three steps, which takes six seconds."""
+    clock, told = itertools.count(0, 6), []
+    work, step, _ = counted(
+        tmp_path, lambda *_: 1.0, epochs=2, first_tasks=1, steps_per_call=3
+    )
+    now = types.SimpleNamespace(monotonic=lambda: next(clock))
+    monkeypatch.setattr(train, "time", now)
+    monkeypatch.setattr(cost, "describe_duration", lambda _, *of: told.append(of) or "")
+    with pytest.raises(train.Interrupted, match="step 6"):
+        train.run_tasks(work, tmp_path, step=step, stop=lambda: step.calls == 2)
+    train.run_tasks(work, tmp_path, step=step)
+    assert told == [(2.0, 6), (2.0, 0)]  # before the stop, and after it
 
 
 def test_a_loss_that_is_no_number_names_its_step_and_task(tmp_path):

@@ -252,6 +252,10 @@ def test_rows_of_every_domain_or_of_no_task_belong_to_none():
     label = np.where(data.train.label == 2, 3, data.train.label).astype(np.int32)
     data = data._replace(train=data.train._replace(label=label))
     embedding.check_learnable(eval_toy.parts_of("joint", data).stream)
+    known = splits.unknown_classes(data, data.test)
+    label = np.append(data.test.label, [-1, -1])  # rows without a label are of none
+    domain = np.append(data.test.domain, [0, 0])
+    assert splits.unknown_classes(data, stream.Examples(label, domain))[0] == known[0]
 
 
 def test_images_that_stream_are_resized_and_cut_as_those_in_memory():

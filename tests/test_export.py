@@ -305,6 +305,16 @@ def test_a_network_computes_in_the_precision_of_its_card():
         assert encoder.make_module(section | more).dtype == dtype
 
 
+def test_a_card_is_read_as_the_config_of_a_run(tmp_path):
+    look = {"size": 8, "resize": 9, "mean": [0.5], "std": [0.25]}
+    card = {"encoder": {"name": "conv_net", "precision": "bfloat16"}, "format": 1}
+    card |= {"input": {"kind": "images"} | look, "num_features": 4, "files": {}}
+    card["checksum"] = encoder_folder.checksum(card)
+    (tmp_path / "card.json").write_text(json.dumps(card))
+    wanted = {"encoder": {"name": "conv_net"}, "precision": "bfloat16", "augment": look}
+    assert encoder_folder.as_config(str(tmp_path)) == wanted
+
+
 def test_precision_and_pooled_windows_are_kept(tmp_path):
     made = {"name": "resnet", "depth": 10, "width": 4, "pool": 1}
     changes = {"encoder": made, "precision": "bfloat16", "augment.size": 16}

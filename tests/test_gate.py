@@ -198,3 +198,8 @@ def test_an_update_has_the_part_that_is_predicted(on_trust):
         chance = split_budget([word], on_trust)[1]
         want = 0.08 * (1 - used / 1.5) * chance * 0.75
         assert share.error == pytest.approx(want)
+    # After several they give nothing back: what is left is that of `words`.
+    past = [gate.PastUpdate(x, on_trust) for x in words]
+    share = gate.share_budget(past, 0.08, on_trust=on_trust, renewed=True)
+    chance = split_budget(words, on_trust)[1]
+    assert share.error == pytest.approx(here * chance * 0.75)

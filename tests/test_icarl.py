@@ -131,7 +131,7 @@ def filled_state(method):
 
 @pytest.mark.parametrize(
     ("form", "mirror", "chunk"),
-    [("paper", False, 256), ("paper", True, 5), ("code", False, 5)],
+    [("paper", False, 256), ("paper", True, 5), ("code", True, 5)],
 )
 def test_the_nearest_mean_wins(form, mirror, chunk, monkeypatch):
     monkeypatch.setattr(means_lib, "_CHUNK", chunk)

@@ -206,8 +206,12 @@ def test_a_long_tail_keeps_rows_of_each_class_and_the_split():
         (task,) = made(data, long_tail={"factor": 10, "seed": seed}).tasks
         kept.add(tuple(np.intersect1d(last, task.train.rows).tolist()))
     assert len(kept) == 6 and tuple(last[:4].tolist()) not in kept
-    (again,) = made(data, long_tail={"factor": 10}).tasks
+    both = {"long_tail": {"factor": 10}, "imbalance": {"rho_max": 0.5}}
+    (again,) = made(data, **both).tasks  # one class dominates the rows that are kept
     np.testing.assert_array_equal(again.train.rows, rows)
+    assert again.train.order.rho_max == 0.5
+    (more,) = made(data, long_tail={"factor": 5}).tasks
+    assert {*rows} < {*more.train.rows}  # what a larger factor keeps, too
 
 
 def test_classes_that_have_too_few_keep_all():

@@ -390,6 +390,9 @@ def test_the_order_puts_first_what_the_map_gets_wrong(root, tmp_path):
     for wrong in ("0", "601", "101%", "1.5", "x"):
         with pytest.raises(Refused, match="--first"):
             command.read_plan(str(tmp_path / "a.csv"), wrong)
+    np.save(tmp_path / "other.npy", 50 * before[600:])  # no encoder's
+    words[1] = f"--vectors={tmp_path / 'other.npy'}"
+    assert run("plan", *words, f"--out={tmp_path / 'c.csv'}") == 2
 
 
 def test_a_refreshed_part_is_what_the_encoder_embeds(root, tmp_path, capsys):
@@ -577,6 +580,11 @@ def test_a_canary_falls_silent_where_index_and_encoder_part(root, tmp_path, caps
     assert run("check", f"--vectors={new}", song) == 1
     assert "20 vectors" in capsys.readouterr().out
     assert run("check", f"--vectors={new}", f"--canary={new}") == 2
+    # A command that was killed before it wrote the canary writes it with its ids.
+    os.unlink(f"{new}.canary.safetensors")
+    named = f"--ids={tmp_path / 'lines'}"
+    assert run("upgrade", *words, f"--out={new}", named) == 0
+    assert check(mapped, named) == 0
 
 
 class _Graph:

@@ -465,13 +465,14 @@ def test_a_canary_asks_queries_from_first_to_last_and_counts_what_is_there(tmp_p
     assert len(canary.check_index(table, small, encoder="f").wrong) == 1
 
 
-def test_a_gap_breaks_the_chain_of_updates(tmp_path, capsys):
+def test_a_gap_breaks_the_chain_of_updates(tmp_path, capsys, monkeypatch):
     """Of five, the first is before the gap, the third was rolled back."""
     numbers = [(1, "s0"), (2, "x"), (3, "s2"), (3, "s2"), (4, "s3")]
     for place, (number, source) in enumerate(numbers, 1):
         folder = tmp_path / "updates" / f"{place:04d}"
         folder.mkdir(parents=True)
         one = make_kit(number, source=source, images=f"{place}")
+        one = one._replace(before=10**place * one.before)  # no space is another's
         kit.write_kit(folder, one, k=3)
         (folder / "update.json").write_text(json.dumps({"accepted": place != 3}))
     found = command.read_kits(str(tmp_path))
@@ -491,6 +492,24 @@ def test_a_gap_breaks_the_chain_of_updates(tmp_path, capsys):
         (version,) = vectors.open_table(out).versions
         assert version[:2] == ("s4", source or "s3")
         assert version.by.count("+") == many - 1
+    # Of a file with versions each vector takes the maps of its own.
+    path, out = str(tmp_path / "all.npy"), str(tmp_path / "new.npy")
+    np.save(path, np.concatenate([found[-3].before, found[-1].before]))
+    np.save(f"{path}.version.npy", np.repeat(np.uint16([0, 1]), 60))
+    storage.write_json(f"{path}.json", {"versions": ["s0", "s3"]})
+    with pytest.raises(Refused, match="s0"):
+        command.upgrade_file(str(tmp_path), path, out)
+    storage.write_json(f"{path}.json", {"versions": ["x", "s3"]})
+    monkeypatch.setattr(canary, "MEMBERS", 8)
+    command.upgrade_file(str(tmp_path), path, out)(lambda: False)
+    song = canary.read_canary(f"{out}.canary.safetensors")
+    assert song.members == [f"{17 * i}" for i in range(8)]  # from first to last
+    want = np.concatenate([np.load(tmp_path / f"{many}.npy") for many in (3, 1)])
+    np.testing.assert_allclose(np.load(out), want, rtol=1e-5)
+    # A part of it in the newest space is not enough to embed a part again.
+    storage.write_json(f"{path}.json", {"versions": ["x", "s4"]})
+    with pytest.raises(Refused, match="is not upgraded"):
+        command.replace_file(str(tmp_path), path, path, str(tmp_path / "part.npy"))
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".parquet"])

@@ -298,8 +298,16 @@ def test_labelled_rows_are_of_all_classes_in_an_order_of_their_own(incremental):
     assert all(equal(a, b) for a, b in zip(first, again, strict=True))
     later = host(incremental, start=5)
     assert all(equal(a, b) for a, b in zip(first[5:], later, strict=True))
-    seeded = host(incremental._replace(data=incremental.data._replace(seed=1)))
+    data = incremental.data
+    seeded = host(incremental._replace(data=data._replace(seed=1)))
     assert not np.array_equal(indices(first), indices(seeded))
+    # A task may be longer than the set is, or be the set.
+    assert len(host(incremental._replace(data=data._replace(epochs=6)))) == 36
+    task = incremental.stream.tasks[0]
+    task = task._replace(train=task.train._replace(rows=np.arange(len(labels))))
+    whole = data._replace(stream=data.stream._replace(tasks=(task,)))
+    batch = host(incremental._replace(data=whole))[0]
+    assert not np.array_equal(batch["index"], batch["labelled"]["index"])
 
 
 def test_processes_share_a_labelled_batch(incremental, monkeypatch):

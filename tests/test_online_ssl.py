@@ -775,3 +775,24 @@ def test_rows_are_replayed_once_more_are_stored_than_a_draw_has():
         assert bool(found.active) == (count > 2)
         pixels = found.views[:, 0, 0, 0, 0]  # replayed rows stand before the others
         assert (pixels[2:] == 9).all() and bool((pixels[:2] < 9).all()) == (count > 2)
+
+
+@pytest.mark.parametrize("beside", [2, 4])
+def test_replayed_rows_and_new_ones_of_another_number_replace_the_oldest_keys(beside):
+    base = bases.make_base({"name": "mocov2plus", "queue_size": 8})
+    setup, angles = types.SimpleNamespace(beside=beside), np.float32(np.arange(18) / 12)
+    reading = records.Reading(None, active=True)
+
+    def fill(keys):
+        queue, banks = base.init_state(jax.random.key(0), 2), []
+        for rows in jnp.split(keys, 3):
+            x = records.Features(rows, None, k=rows)
+            for group, active, aligned in stream.group_rows(setup, x, reading):
+                queue = base.update(queue, group, active=active, aligned=aligned)
+            banks.append(queue.rows)
+        return banks
+
+    keys = np.stack([np.cos(angles), np.sin(angles)], axis=1)[:, None].repeat(2, 1)
+    for end, bank in zip((12, 18), interpreted.jit(fill)(keys)[1:], strict=True):
+        found = np.sort(np.arctan2(bank[..., 1], bank[..., 0]))
+        np.testing.assert_allclose(found, [angles[end - 8 : end]] * 2, atol=1e-6)

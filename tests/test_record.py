@@ -360,8 +360,9 @@ def test_the_end_says_where_a_run_lies_and_what_comes_next(tmp_path):
     lines = finish.closing(work, tmp_path).splitlines()
     assert any(str(tmp_path / "plots") in line for line in lines)
     assert sum(" jaxcl " in line for line in lines[-3:]) == 3
-    work = work._replace(method=work.method._replace(replays=True))
-    assert "jaxcl compare" in finish.closing(work, tmp_path)  # an update has no labels
+    for need in ("supervised", "labelled", "replays"):  # an update has no labels
+        other = work._replace(method=work.method._replace(**{need: True}))
+        assert "jaxcl compare" in finish.closing(other, tmp_path)
 
 
 @pytest.mark.parametrize(

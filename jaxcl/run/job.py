@@ -123,9 +123,15 @@ def plain_schedules(data: Data) -> list[stream.Schedule]:
     return [stream.schedule(x.train, task=x.index, **options) for x in tasks]
 
 
-def steps_left(data: Data, finished: int) -> int:
-    """Estimate the number of steps left after the first `finished` tasks."""
-    return sum(map(len, plain_schedules(data)[finished:]))
+def steps_left(data: Data, finished: int, first_tasks: int | None = None) -> int:
+    """Estimate the number of steps left after the first `finished` tasks.
+
+    Args:
+      data: the data of a run.
+      finished: number of tasks that are done.
+      first_tasks: number of tasks that are trained; None: all.
+    """
+    return sum(map(len, plain_schedules(data)[finished:first_tasks]))
 
 
 def begin_task(job: Job, state: core.TrainState, task: stream.Task) -> core.TrainState:

@@ -104,7 +104,8 @@ class _TrainingRun:
         )
         is_between = self.phase == Phase.EVALUATED
         first_step = self.state.step if is_between else self.state.task_start
-        left = job.steps_left(work.data, result_file.count_finished(self.results))
+        finished = result_file.count_finished(self.results)
+        left = job.steps_left(work.data, finished, work.loop.first_tasks)
         self.total_steps = int(first_step) + left  # an estimate, for the progress bar
         self.clock = cost.Clock(cursor["seconds"])  # of the present task
         self.step = self.clock.time_compilation(step or job.compile_step(work))
