@@ -46,8 +46,9 @@ BY_NUMPY = {
     *("index_maps", "index_parts", "layouts", "logistic", "loss_aware", "losses"),
     *("memory", "memory_evals", "mir", "nets", "noncontrastive", "online"),
     *("online_head", "online_probe", "online_ssl", "optim", "overview", "pieces"),
-    *("policies", "prototype", "queue", "redundancy", "rehearsal", "replay_losses"),
-    *("selection", "stablehlo", "tuning", "two_view", "uniformity", "update", "vit"),
+    *("plasticity", "policies", "prototype", "queue", "redundancy", "rehearsal"),
+    *("replay_losses", "selection", "stablehlo", "stops", "streaming_losses", "tuning"),
+    *("two_view", "uniformity", "update", "vit"),
 }
 
 
