@@ -175,37 +175,49 @@ def _caccia() -> dict[str, Row]:
 
 
 # Dark Experience Replay's table: stream -> method -> mean and deviation of ten runs
-# with 200, 500 and 5,120 images stored. The repository's first README prints the means;
-# the deviations are the paper's from memory, since its table could not be opened.
+# with 200, 500 and 5,120 images stored, or without a memory. The repository's first
+# README prints the means; the deviations are the paper's from memory, since its table
+# could not be opened.
 _BUZZEGA = {
     "split": {
         "er": ((80.43, 1.89), (86.12, 1.89), (93.40, 1.29)),
         "der": ((84.55, 1.64), (90.54, 1.18), (94.90, 0.57)),
         "derpp": ((85.61, 1.40), (91.00, 1.49), (95.30, 1.20)),
+        "gem": ((80.11, 1.54), (85.99, 1.35), (95.11, 0.87)),
+        "agem": ((45.72, 4.26), (46.66, 5.85), (54.24, 6.49)),
+        "finetune": ((19.60, 0.04),),
     },
     "permuted": {
         "er": ((72.37, 0.87), (80.60, 0.86), (89.90, 0.13)),
         "der": ((81.74, 1.07), (87.29, 0.46), (91.66, 0.11)),
         "derpp": ((83.58, 0.59), (88.21, 0.39), (92.26, 0.17)),
+        "gem": ((66.93, 1.25), (76.88, 0.52), (87.42, 0.95)),
+        "agem": ((66.42, 4.00), (67.56, 1.28), (73.32, 1.12)),
+        "finetune": ((40.70, 2.33),),
     },
     "rotated": {
         "er": ((85.01, 1.90), (88.91, 1.44), (93.45, 0.56)),
         "der": ((90.04, 2.61), (92.24, 1.12), (94.14, 0.31)),
         "derpp": ((90.43, 1.87), (92.77, 1.05), (94.65, 0.33)),
+        "gem": ((80.80, 1.15), (81.15, 1.98), (88.57, 0.40)),
+        "agem": ((81.91, 0.76), (80.31, 6.29), (80.18, 5.52)),
+        "finetune": ((67.66, 8.53),),
     },
 }
 
 
 def _buzzega() -> dict[str, Row]:
-    """Return the MNIST cells of the DER paper: ER, DER and DER++."""
+    """Return the MNIST cells of the DER paper."""
     rows = {}
     source = "aimagelab/mammoth 7ab9db9, README; deviations: the paper, from memory"
     for stream, methods in _BUZZEGA.items():
         minutes = 1 if stream == "split" else 4
         for method, cells in methods.items():
-            for capacity, cell in zip((200, 500, 5120), cells, strict=True):
-                config = f"der_mnist:{method},{stream},{capacity}"
-                name = f"{method}_{stream}_mnist_{capacity}"
+            sizes = ("200", "500", "5120") if len(cells) > 1 else ("",)
+            for capacity, cell in zip(sizes, cells, strict=True):
+                config = ",".join(filter(None, (method, stream, capacity)))
+                config = f"der_mnist:{config}"
+                name = "_".join(filter(None, (method, stream, "mnist", capacity)))
                 published = _deviation(*cell, 10)
                 rows[name] = Row(
                     config, "mnist", published, source, minutes, measure=OVER_TASKS

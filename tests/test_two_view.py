@@ -244,6 +244,7 @@ class Twin:
         own = ("prototypes",) if self.base in ("dino", "swav") else ()
         self.copied = COPIED + own
         self.key, self.step_number = core.copy(state.key), int(state.step)
+        self.directions = {}  # step number -> LeJEPA's directions
         self.task, self.start = int(state.task), int(state.task_start)
         pointers = [int(x.pointer) for x in queues_of(state) if x is not None]
         self.key_pointer, self.frozen_pointer = (*pointers, 0, 0)[:2]
@@ -427,8 +428,11 @@ class Twin:
         """LeJEPA's directions, drawn by the library's key."""
         if self.base != "lejepa":
             return None
-        key = jax.random.fold_in(self.key, self.step_number)
-        return np.float64(lejepa.draw_slices(key, self.options["slices"], D))
+        if self.step_number not in self.directions:
+            key = jax.random.fold_in(self.key, self.step_number)
+            slices = lejepa.draw_slices(key, self.options["slices"], D)
+            self.directions[self.step_number] = np.float64(slices)
+        return self.directions[self.step_number]
 
     def loss_and_slopes(self, outputs, label, frozen):
         """The loss, and its slopes with respect to the outputs by differences."""

@@ -279,10 +279,16 @@ def _compute(equation, inputs):
     ]
     before, _LOCAL.compiles = _LOCAL.compiles, True
     try:
-        results = equation.primitive.bind(*inputs, **params)
+        results = _left_to_jax(equation.primitive, tuple(params.items()))(*inputs)
     finally:
         _LOCAL.compiles = before
     return results if equation.primitive.multiple_results else [results]
+
+
+@functools.lru_cache
+def _left_to_jax(primitive, options):
+    """Return a primitive as a function that is compiled once for each shape."""
+    return jax.jit(functools.partial(primitive.bind, **dict(options)))
 
 
 def _scan(inputs, equation):

@@ -142,17 +142,16 @@ def mse(a, b):
 def epps_pulley(x, form="code"):
     """One column: the trapezoids one by one, over the whole range of t."""
     end, steps = (3, 32) if form == "code" else (5, 16)
-    n, total = len(x), 0.0
+    n = len(x)
 
     def integrand(t):
         mean = sum(complex(math.cos(t * v), math.sin(t * v)) for v in x) / n
         gap = mean - math.exp(-t * t / 2)
         return abs(gap) ** 2 * math.exp(-t * t / 2)
 
-    for i in range(steps):
-        low, high = (-end + 2 * end * j / steps for j in (i, i + 1))
-        total += (high - low) * (integrand(low) + integrand(high)) / 2
-    return n * total
+    values = [integrand(-end + 2 * end * j / steps) for j in range(steps + 1)]
+    pairs = zip(values, values[1:], strict=False)
+    return n * sum(2 * end / steps * (low + high) / 2 for low, high in pairs)
 
 
 def lejepa(z, slices, weight=0.05, form="code", centre=2):
