@@ -311,24 +311,25 @@ def measured(row: Row, runs: dict[int, dict], minutes: float) -> dict[str, Any]:
 
 
 def table(numbers: dict[str, dict]) -> list[str]:
-    """Return the markdown table of all measured rows, and the names of the others."""
+    """Return the markdown table of all measured rows, and the sources by number."""
     lines = [
         "| row | config | ours | published | difference | allowed | agrees | source |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    missing = []
+    places = {}  # source -> its number
     for name, row in ROWS.items():
         if name not in numbers:
-            missing.append(f"`{name}`")
             continue
-        record = numbers[name]
+        record, place = numbers[name], places.setdefault(row.source, len(places) + 1)
         overrides = "".join(f", `{x}`" for x in row.overrides)
         start = f"| `{name}` | `{row.config}`{overrides}"
-        lines.append(_line(start, record["values"], row.published, row.source))
+        lines.append(_line(start, record["values"], row.published, str(place)))
         for measure, published in row.other.items():
             start = f"| `{measure}` of the row above | "
             lines.append(_line(start, record["other"][measure], published))
-    note = f"{len(missing)} further rows were not run; the first command lists them."
+    lines += ["", *(f"{place}. {source}" for source, place in places.items())]
+    missing = len(ROWS.keys() - numbers.keys())
+    note = f"{missing} further rows were not run; the first command lists them."
     return [*lines, "", note] if missing else lines
 
 

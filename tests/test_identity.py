@@ -111,8 +111,9 @@ def test_rows_that_cannot_be_read_repeat_nothing():
         return identity.Identity(*rows)
 
     assert identity.describe_duplicates(known([0, 0, 1], [0, 2]), "x") == ""
-    told = identity.describe_duplicates(known([0, 0, 5, 1, 5, 5], [0, 5, 1]), "x")
-    assert "2 rows of train" in told and "2 rows of test" in told
+    told = identity.describe_duplicates(known([0, 0, 5, 1, 5, 5], [0, 5, 1, 1]), "x")
+    assert "2 rows of train" in told and "1 rows of test repeat" in told
+    assert "3 rows of test are" in told
     assert "such as 3 and 8" in told  # of mark 1, the first
     assert identity.common(known([], [0, 5, 6]), known([0, 6, 7], [])) == ["2"]
     other = np.array(False)

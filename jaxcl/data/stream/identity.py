@@ -265,10 +265,9 @@ def describe_duplicates(identity: Identity, name: str) -> str:
     for split in identity.splits():
         marks = identity.marks[identity.rows(split)]
         marks = marks[marks > 0]
-        distinct = np.unique(marks)
-        if repeats := len(marks) - len(distinct):
+        if repeats := len(marks) - len(np.unique(marks)):
             phrases.append(f"{repeats} rows of {split} repeat an image of {split}")
-        if split != "train" and (count := np.isin(distinct, train).sum()):
+        if split != "train" and (count := np.isin(marks, train).sum()):
             phrases.append(f"{count} rows of {split} are in train, too")
     if not phrases:
         return ""
