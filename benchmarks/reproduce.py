@@ -85,13 +85,13 @@ def compare(values: list[float], published: Published) -> Comparison:
 def _deviation(value: float, spread: float, runs: int) -> Published:
     """Return a published mean with its sample deviation over `runs` runs."""
     error = spread / math.sqrt(runs)
-    return Published(value, error, spread=f"± {spread:g}, {runs} runs")
+    return Published(value, error, spread=f"± {spread:g} ({runs})")
 
 
 def _target(config, value, minutes, where="tests/target_results.csv", **more) -> Row:
     """Return a row of continual-learning-baselines, whose tests allow 3 points less."""
     source = f"ContinualAI/continual-learning-baselines 4900462, {where}"
-    published = Published(value, tolerance=3.0, spread="one run")
+    published = Published(value, tolerance=3.0, spread="(1)")
     return Row(config, more.pop("data", "mnist"), published, source, minutes, **more)
 
 
@@ -159,7 +159,7 @@ def _caccia() -> dict[str, Row]:
             mean, spread = cells[at]
             published = Published(mean)
             if spread is not None:
-                published = Published(mean, spread / 2, spread=f"± {spread}, 20 runs")
+                published = Published(mean, spread / 2, spread=f"± {spread} (20)")
             source = "Caccia et al., arXiv 2104.05025, Table 2"
             name = f"{method}_split_cifar10_{per_class}"
             rows[name] = _cifar10(method, per_class, published, source)
@@ -329,7 +329,7 @@ def table(numbers: dict[str, dict]) -> list[str]:
             lines.append(_line(start, record["other"][measure], published))
     lines += ["", *(f"{place}. {source}" for source, place in places.items())]
     missing = len(ROWS.keys() - numbers.keys())
-    note = f"{missing} further rows were not run; the first command lists them."
+    note = f"{missing} further rows were not run."
     return [*lines, "", note] if missing else lines
 
 
