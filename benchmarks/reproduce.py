@@ -213,14 +213,16 @@ def _buzzega() -> dict[str, Row]:
     for stream, methods in _BUZZEGA.items():
         minutes = 1 if stream == "split" else 4
         for method, cells in methods.items():
-            sizes = ("200", "500", "5120") if len(cells) > 1 else ("",)
-            for capacity, cell in zip(sizes, cells, strict=True):
-                config = ",".join(filter(None, (method, stream, capacity)))
-                config = f"der_mnist:{config}"
-                name = "_".join(filter(None, (method, stream, "mnist", capacity)))
-                published = _deviation(*cell, 10)
+            sizes = [["200"], ["500"], ["5120"]] if method != "finetune" else [[]]
+            for size, cell in zip(sizes, cells, strict=True):
+                name = "_".join([method, stream, "mnist", *size])
                 rows[name] = Row(
-                    config, "mnist", published, source, minutes, measure=OVER_TASKS
+                    "der_mnist:" + ",".join([method, stream, *size]),
+                    "mnist",
+                    _deviation(*cell, 10),
+                    source,
+                    3 * minutes if method == "gem" else minutes,
+                    measure=OVER_TASKS,
                 )
     return rows
 

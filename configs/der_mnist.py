@@ -11,9 +11,9 @@ in their order, batches of 10. Permuted and rotated: 20 tasks of all digits, bat
   python -m jaxcl.main --config=configs/der_mnist.py:derpp,split,500 --config.seeds=10
   python -m jaxcl.main --config=configs/der_mnist.py:er,rotated,200
 
-Words: er, der, derpp (the default), gem, agem or finetune, which has no memory; split
-(the default), permuted or rotated; how many images the memory holds: 200 (the default),
-500 or 5120. `configs/der_mnist.py:debug` and, say,
+Words: er, der, derpp (the default), gem, agem or finetune; split (the default),
+permuted or rotated; how many images the memory holds: 200 (the default), 500 or 5120,
+none with finetune. `configs/der_mnist.py:debug` and, say,
 `configs/der_mnist.py:er,rotated,debug` run in seconds, on other digits.
 
 Departures: an incomplete last batch of a task is left out; the reservoir draws the
@@ -22,6 +22,7 @@ images of each task, where the code draws them.
 """
 
 from jaxcl.config import files, recipe, shrink
+from jaxcl.errors import Refused
 
 online = files.load_paper("online")
 
@@ -55,11 +56,8 @@ _ROWS = {
     ("derpp", "rotated", 500): (0.2, 128, 0.5, 1.0),
     ("derpp", "rotated", 5120): (0.2, 128, 0.5, 0.5),
 }
-# (method, stream) -> learning rate with 200, 500 and 5,120 images
+# (method, stream) -> learning rates with 200, 500 and 5,120 images
 _RATES = {
-    ("finetune", "split"): (0.03, 0.03, 0.03),
-    ("finetune", "permuted"): (0.2, 0.2, 0.2),
-    ("finetune", "rotated"): (0.2, 0.2, 0.2),
     ("agem", "split"): (0.1, 0.1, 0.1),
     ("agem", "permuted"): (0.1, 0.1, 0.1),
     ("agem", "rotated"): (0.1, 0.3, 0.3),
@@ -68,41 +66,48 @@ _RATES = {
     ("gem", "rotated"): (0.01, 0.01, 0.01),
 }
 _MARGINS = {"split": (1.0, 0.5, 1.0), "permuted": (0.5,) * 3, "rotated": (0.5,) * 3}
+_FINETUNE_RATE = {"split": 0.03, "permuted": 0.2, "rotated": 0.2}
+_SIZES = ("200", "500", "5120")
 _WORDS = (
     ("derpp", "er", "der", "gem", "agem", "finetune"),
     ("split", "permuted", "rotated"),
-    ("200", "500", "5120"),
-)  # of each the first is the default
+    ("", *_SIZES),
+)  # of each the first is the default; "" is 200
 
 
 def get_config(arg=None):
     method, stream, memory, debug = recipe.parse_words(arg, *_WORDS)
-    at, capacity = _WORDS[2].index(memory), int(memory)
-    is_split = stream == "split"
-    num_tasks = 5 if is_split else 20
-    if method in ("er", "der", "derpp"):
-        lr, size, alpha, beta = _ROWS[method, stream, capacity]
+    num_tasks = 5 if stream == "split" else 20
+    if method == "finetune":
+        if memory:
+            raise Refused(f"{arg!r}: finetune has no memory; leave out {memory!r}")
+        lr, replay, options = _FINETUNE_RATE[stream], {}, {"name": "finetune"}
     else:
-        lr, size = _RATES[method, stream][at], 128
-    config = online.mnist(f"{method}_{stream}_mnist_{memory}", lr)
-    config.scenario = {"name": "class" if is_split else stream, "num_tasks": num_tasks}
-    config.batch_size = 10 if is_split else 128
+        memory = memory or _SIZES[0]
+        lr, replay, options = _choose(method, stream, memory, num_tasks)
+    config = online.mnist("_".join(filter(None, (method, stream, "mnist", memory))), lr)
+    config.scenario = {"name": stream, "num_tasks": num_tasks}
+    config.batch_size = 128
+    if stream == "split":
+        config.scenario.name, config.batch_size = "class", 10
     config.augment.update(mean=(0.0,), std=(1.0,))
     config.encoder = {"name": "mlp", "widths": (100, 100), "start": "glorot"}
-    config.replay = {"capacity": capacity, "size": size}
-    if method == "finetune":
-        config.name, config.replay = f"finetune_{stream}_mnist", {}
-        config.method = {"name": "finetune"}
-    elif method == "er":
-        config.method = {"name": "er", "passes": "joint", "replay_from": "all"}
-    elif method in ("der", "derpp"):
-        config.method = {"name": "der", "alpha": alpha, "beta": beta}
-    else:
-        each = capacity // num_tasks
-        config.replay.update(capacity=each * num_tasks, policy="task_ring")
-        config.method = {"name": method}
-    if method == "gem":
-        margin = _MARGINS[stream][at]
-        config.method = {"name": "gem", "form": "code", "memory_rows": each}
-        config.method.margin = margin
+    config.replay, config.method = replay, options
     return shrink.shrink(config) if debug else config
+
+
+def _choose(method, stream, memory, num_tasks):
+    """Return the learning rate, and the sections replay and method."""
+    capacity, at = int(memory), _SIZES.index(memory)
+    if method in ("gem", "agem"):
+        options = {"name": method}
+        if method == "gem":
+            options |= {"form": "code", "margin": _MARGINS[stream][at]}
+            options["memory_rows"] = capacity // num_tasks  # all of a task
+        replay = {"capacity": capacity, "size": 128, "policy": "task_ring"}
+        return _RATES[method, stream][at], replay, options
+    lr, size, alpha, beta = _ROWS[method, stream, capacity]
+    options = {"name": "der", "alpha": alpha, "beta": beta}
+    if method == "er":
+        options = {"name": "er", "passes": "joint", "replay_from": "all"}
+    return lr, {"capacity": capacity, "size": size}, options

@@ -252,6 +252,11 @@ def test_words_name_the_argument_and_what_is_allowed(argument, wrong):
 TAKE_NO_WORDS = ("own_images", "quickstart", "quickstart_pnr")  # a path; nothing
 
 
+def test_a_method_without_a_memory_takes_no_size_of_one():
+    with pytest.raises(ValueError, match="'500'"):
+        config_files.take("der_mnist", "finetune,500")
+
+
 # Rows of the papers' tables
 
 

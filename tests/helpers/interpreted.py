@@ -56,9 +56,8 @@ def value_and_grad(function, **options):
 def everything():
     """Compute by NumPy what JAX would compile: programs and single operations.
 
-    XLA still computes where devices are the subject: arrays and programs that name
-    another than the first, and long loops. Two private functions of JAX are needed; a
-    JAX without them compiles everything.
+    XLA still computes long loops, and what names another device than the first. Two
+    private functions of JAX are needed; a JAX without them compiles everything.
     """
     try:
         from jax._src import pjit
@@ -97,11 +96,11 @@ class _Local(threading.local):
 
 
 _LOCAL = _Local()
-_PLAIN = {}  # id of a program -> the program, and whether it names no devices
+_PLAIN = {}  # id of a program -> the program, and whether NumPy computes it
 
 
 def _is_plain_call(inputs, jaxpr, params) -> bool:
-    """Tell whether no array or option of a call names another than the first device."""
+    """Tell whether NumPy computes a call: a short one, on the first device."""
     for x in inputs:
         if isinstance(x, jax.Array) and not _is_first_device(x.sharding):
             return False
@@ -109,7 +108,7 @@ def _is_plain_call(inputs, jaxpr, params) -> bool:
     if config.jax_default_device is not None or config.jax_debug_nans:
         return False
     if id(jaxpr) not in _PLAIN:
-        short = _length(jaxpr) < 10_000  # about what takes as long as to compile it
+        short = _length(jaxpr) < 10_000  # a longer one is compiled in less time
         plain = short and not jaxpr.effects and _is_plain(jaxpr, params)
         _PLAIN[id(jaxpr)] = jaxpr, plain
     return _PLAIN[id(jaxpr)][1]
@@ -120,16 +119,19 @@ def _length(jaxpr) -> int:
     total = len(jaxpr.eqns)
     for equation in jaxpr.eqns:
         turns = equation.params["length"] if equation.primitive.name == "scan" else 1
-        total += turns * sum(map(_length, _inner(equation.params.values())))
+        inner = filter(_is_program, _single_options(equation.params))
+        total += turns * sum(map(_length, inner))
     return total
 
 
-def _inner(values):
-    """Yield the programs among options, which may be lists of them."""
-    for value in values:
-        for x in value if isinstance(value, tuple | list) else [value]:
-            if isinstance(x, core.ClosedJaxpr | core.Jaxpr):
-                yield x
+def _single_options(params):
+    """Yield options, of a list of options each."""
+    for value in params.values():
+        yield from value if isinstance(value, tuple | list) else [value]
+
+
+def _is_program(option) -> bool:
+    return isinstance(option, core.ClosedJaxpr | core.Jaxpr)
 
 
 def _is_first_device(sharding) -> bool:
@@ -163,10 +165,8 @@ def _is_plain(jaxpr, params=None) -> bool:
         return False
     if not jax.config.jax_threefry_partitionable:
         return False
-    values = [*(params or {}).values()]
-    values += [x for equation in jaxpr.eqns for x in equation.params.values()]
-    for value in values:
-        for x in value if isinstance(value, tuple | list) else [value]:
+    for options in (params or {}, *(x.params for x in jaxpr.eqns)):
+        for x in _single_options(options):
             if isinstance(x, jax.sharding.Sharding) and not _is_first_device(x):
                 return False
             if isinstance(x, jax.Device) and x != jax.devices()[0]:
@@ -174,7 +174,7 @@ def _is_plain(jaxpr, params=None) -> bool:
             if isinstance(x, jax.sharding.Mesh | jax.sharding.AbstractMesh):
                 if x.size > 1:
                     return False
-            if isinstance(x, core.ClosedJaxpr | core.Jaxpr) and not _is_plain(x):
+            if _is_program(x) and not _is_plain(x):
                 return False
     inputs = getattr(jaxpr, "jaxpr", jaxpr).invars
     variables = [*inputs, *(x for y in jaxpr.eqns for x in y.outvars)]
@@ -262,7 +262,7 @@ def _compute(equation, inputs):
     if name in _CONTROL:
         return _CONTROL[name](inputs, equation)
     for inner in params.values() if name not in _OPERATIONS else ():
-        if isinstance(inner, core.ClosedJaxpr | core.Jaxpr):
+        if _is_program(inner):
             jaxpr = getattr(inner, "jaxpr", inner)
             if len(jaxpr.invars) == len(inputs):
                 return _evaluate(inner, inputs)
@@ -342,7 +342,7 @@ def _cond(inputs, equation):
 
 
 _CONTROL = {"scan": _scan, "while": _while, "cond": _cond}
-# Primitives of other programs, for devices that are named
+# Primitives that hold a program for devices, or one that JAX cannot show
 _DEVICES = {"shard_map", "call_exported"}
 _PASSED_ON = {
     *("copy", "copy_p", "device_put", "optimization_barrier", "stop_gradient"),

@@ -4,6 +4,7 @@ They share no code with the library. Tests of losses compare values and gradient
 them; `two_view_losses` makes the losses of whole methods of them.
 """
 
+import itertools
 import math
 
 import numpy as np
@@ -150,7 +151,7 @@ def epps_pulley(x, form="code"):
         return abs(gap) ** 2 * math.exp(-t * t / 2)
 
     values = [integrand(-end + 2 * end * j / steps) for j in range(steps + 1)]
-    pairs = zip(values, values[1:], strict=False)
+    pairs = itertools.pairwise(values)
     return n * sum(2 * end / steps * (low + high) / 2 for low, high in pairs)
 
 
