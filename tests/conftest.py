@@ -134,16 +134,19 @@ def _group(item) -> str:
 
 
 class _Reports:
-    """What was skipped, and what a whole run of the slow tests came to."""
+    """What was skipped, and what runs of the slow tests came to."""
 
     def __init__(self, config):
         self.config, self.begun = config, time.time()
         self.skipped = {}  # node id -> reason
         self.counts = collections.Counter()
+        self.failures = []
 
     def pytest_runtest_logreport(self, report):
         if report.when == "call" or report.outcome != "passed":
             self.counts[report.outcome] += 1
+        if report.failed:
+            self.failures.append(report.nodeid)
         self._note(report)
 
     def pytest_collectreport(self, report):
@@ -162,12 +165,20 @@ class _Reports:
         if options.strict_skips and self.skipped and exitstatus == 0:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if options.record:
-            LAST_SLOW_RUN.write_text(json.dumps(self._record(), indent=1) + "\n")
+            LAST_SLOW_RUN.write_text(json.dumps(self._records(), indent=1) + "\n")
 
     def pytest_terminal_summary(self, terminalreporter):
         if self.config.option.strict_skips:
             for name, reason in self.skipped.items():
                 terminalreporter.write_line(f"SKIPPED {name}: {reason}")
+
+    def _records(self):
+        """Return this run by its shard, and the others of as many shards."""
+        shard = self.config.option.shard or "1/1"
+        old = json.loads(LAST_SLOW_RUN.read_text()) if LAST_SLOW_RUN.exists() else {}
+        parts = shard.partition("/")[2]
+        others = {name: run for name, run in old.items() if name.endswith(f"/{parts}")}
+        return dict(sorted((others | {shard: self._record()}).items()))
 
     def _record(self):
         def git(*words):
@@ -177,9 +188,12 @@ class _Reports:
         return {
             "command": "pytest " + " ".join(self.config.invocation_params.args),
             "commit": git("rev-parse", "HEAD"),
-            "changed_files": git("status", "--porcelain").splitlines(),
+            "changed_files": git(
+                *("status", "--porcelain", "--", ":/", f":(exclude){LAST_SLOW_RUN}")
+            ).splitlines(),
             "date": time.strftime("%Y-%m-%d"),
             **{name: self.counts[name] for name in ("passed", "failed", "skipped")},
+            "failures": self.failures,
             "minutes": round((time.time() - self.begun) / 60),
             "cores": os.cpu_count(),
         }
