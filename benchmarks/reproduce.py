@@ -98,6 +98,8 @@ def _target(config, value, minutes, where="tests/target_results.csv", **more) ->
 _AVALANCHE = {
     "gdumb_split_mnist": _target("baselines_mnist:gdumb", 97.0, 3),
     "replay_split_mnist": _target("baselines_mnist:replay", 92.0, 1),
+    "mir_split_mnist": _target("baselines_mnist:mir", 87.0, 1),
+    "gss_split_mnist": _target("baselines_mnist:gss", 78.0, 1),
     "agem_permuted_mnist": _target("baselines_mnist:agem", 81.0, 15),
     "gem_permuted_mnist": _target("baselines_mnist:gem", 93.0, 15),
     "gem_permuted_mnist_17": _target(
