@@ -598,7 +598,8 @@ def test_losses_are_those_of_float64(both_losses):
     wrong = {}
     for name, values in found.items():
         for i, kind in enumerate(VIEWS):
-            gap = abs(values[i] - want[name][i]) / max(abs(want[name][i]), 1e-2)
+            # Logits of 10 have steps of 1e-6, which no loss of them is finer than.
+            gap = abs(values[i] - want[name][i]) / max(abs(want[name][i]), 3e-2)
             if (name, kind) not in UNDEFINED and not gap < 1e-4:
                 wrong[name, kind] = values[i], want[name][i]
     assert not wrong
