@@ -90,6 +90,7 @@ AWAY_FROM_KINKS = {
     ("simclr", "der"): {"seed": 1},
     ("barlow_twins", "finetune"): {"seed": 1},
     ("barlow_twins", "der"): {"seed": 1},
+    ("barlow_twins", "cassle"): {"seed": 1},
     ("barlow_twins", "less_forget"): {"seed": 1},
     ("supcon", "cassle"): {"seed": 3},
     ("simsiam", "lump"): {"seed": 2},
