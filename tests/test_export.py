@@ -351,6 +351,16 @@ def test_a_card_has_the_results_of_its_own_network_alone():
             assert found["matrices"] == {"knn/x": want} and found["of"] == "encoder"
 
 
+@pytest.mark.parametrize(
+    "phase, done, whole", [("training", 2, 2), ("trained", 2, 3), ("evaluated", 3, 3)]
+)
+def test_a_task_that_is_trained_is_whole(phase, done, whole):
+    results = result_file.empty_results(5)
+    results |= {"scalars": [{}] * done + [None] * (5 - done)}
+    card = export._describe_training({}, {"phase": phase, "results": results})
+    assert card["whole_tasks"] == whole
+
+
 def test_how_far_the_run_had_come(tmp_path):
     run = tmp_path / "run"
     work = run_directories.untried(run, **RUN)

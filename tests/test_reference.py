@@ -1,6 +1,7 @@
 """What an update is compared with: the reference's answers, on which images."""
 
 import json
+import shutil
 import types
 
 import numpy as np
@@ -419,6 +420,28 @@ def test_labelled_images_are_new_if_none_has_judged(tmp_path, split):
     judge = make_judge(range(10, 70))
     judge.marks[0] = 0
     assert make_plan(tmp_path, judge).renewed
+
+
+@pytest.mark.parametrize("lost", ["gone", "damaged", "by_time", "present"])
+def test_images_of_which_it_is_not_known_count_as_used(tmp_path, lost):
+    make_update(tmp_path, 1, outcome=gate.ACCEPTED)
+    make_update(tmp_path, 2, outcome=gate.ACCEPTED)
+    folder = tmp_path / "updates/0001/before"
+    if lost == "gone":
+        shutil.rmtree(folder)
+    elif lost == "damaged":
+        (folder / identity.FILE).write_bytes(b"PK")
+    elif lost == "by_time":
+        known = identity.read_identity(folder)
+        (folder / identity.FILE).unlink()
+        identity.write_identity(folder, known._replace(by_bytes=np.array(False)))
+    new, used = make_judge(range(500, 560)), make_judge(range(150, 560))
+    plan = make_plan(tmp_path, new, by_bytes=lost != "present")
+    past = [gate.PastUpdate(gate.ACCEPTED, True)] * 2
+    assert not plan.renewed and plan.share == gate.share_budget(
+        past, 0.05, on_trust=True
+    )
+    assert len(plan.remarks) == len(make_plan(tmp_path, used).remarks) + 1
 
 
 def test_neighbours_of_another_class_are_another_protocol():

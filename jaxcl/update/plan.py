@@ -224,6 +224,7 @@ def make_plan(
             on_trust=limits.undecided == "accept" or limits.accuracy_drop is None,
             chooses=options.average == "auto" and chooser is None,
             named=reference,
+            by_bytes=bool(labelled.by_bytes),
         )
     return Plan(
         parent,

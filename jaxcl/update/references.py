@@ -208,6 +208,7 @@ def plan_comparison(
     on_trust: bool,
     chooses: bool = False,
     named: str | None = None,
+    by_bytes: bool = True,
 ) -> Comparison:
     """Plan how an update is compared with the reference of its chain.
 
@@ -220,6 +221,7 @@ def plan_comparison(
       on_trust: whether an undecided update may be accepted.
       chooses: whether a part of the images chooses among candidates.
       named: directory of a new reference; None: the present one.
+      by_bytes: whether `images.marks` digest the bytes of the images.
 
     Raises:
       Refused: too few images are those that the reference answered, or are left.
@@ -254,9 +256,8 @@ def plan_comparison(
         remarks.append(text)
     if len(rows) == 0:
         raise Refused(f"config.test: no image is left to judge; see {updates.UPDATES}")
-    marks = [_judged_before(run, update) for update in past]
-    used = np.concatenate(marks) if marks else np.zeros(0, np.uint64)
-    renewed = bool(past) and not np.isin(images.marks, used[used > 0]).any()
+    renewed, unknown = _is_renewed(run, past, images, by_bytes)
+    remarks += unknown
     history = [
         gate.PastUpdate(update["outcome"], update["on_trust"], update["renewed"])
         for update in past
@@ -321,14 +322,30 @@ def _match_reference(reference, images):
     return reference, rows, places, [remark]
 
 
-def _judged_before(run, past) -> np.ndarray:
-    """Return the digests of the images that judged an earlier update."""
-    path = epath.Path(run) / updates.UPDATES / past["judge"]
-    try:
-        data = identity.read_identity(path)
-    except (Refused, OSError):
-        data = None
-    return np.zeros(0, np.uint64) if data is None else data.marks[data.rows("test")]
+def _is_renewed(run, past, images, by_bytes) -> tuple[bool, list[str]]:
+    """Tell whether no labelled image has judged an earlier update; and remarks.
+
+    Where that is not known they count as used, or the error budget would be given back.
+    """
+    unknown = []
+    for update in past:
+        path = epath.Path(run) / updates.UPDATES / update["judge"]
+        try:
+            data = identity.read_identity(path)
+        except (Refused, OSError):
+            data = None
+        if data is not None:
+            used = data.marks[data.rows("test")]
+            if np.isin(images.marks, used[used > 0]).any():
+                return False, []
+        if data is None or not (by_bytes and data.by_bytes):
+            unknown.append(update["judge"])
+    if not unknown:
+        return bool(past), []
+    return False, [
+        f"The labelled images do not count as new: the bytes of those of {unknown[0]} "
+        "are not known."
+    ]
 
 
 def compare_answers(
