@@ -1007,12 +1007,13 @@ def assert_close(expected, found, what):
 
 
 @pytest.mark.parametrize("name", EVERY_ROW)
-def test_one_and_eight_devices_agree(name, tmp_path, monkeypatch):
+def test_one_and_eight_devices_agree(name, tmp_path):
     """Tolerance: sums over the batch are added in another order, 20 steps long."""
-    # Counted on one device; for eight the step would be traced twice more.
-    monkeypatch.setattr(cost, "count_flops", lambda *_, **__: None)
     one, _ = finished(name)
-    train.run_tasks(make(name, 8), tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        # Counted on one device; for eight the step would be traced twice more.
+        patch.setattr(cost, "count_flops", lambda *_, **__: None)
+        train.run_tasks(make(name, 8), tmp_path)
     eight = final(name, tmp_path).state
     assert_close(
         one.params,
