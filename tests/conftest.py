@@ -178,7 +178,8 @@ class _Reports:
         old = json.loads(LAST_SLOW_RUN.read_text()) if LAST_SLOW_RUN.exists() else {}
         parts = shard.partition("/")[2]
         others = {name: run for name, run in old.items() if name.endswith(f"/{parts}")}
-        return dict(sorted((others | {shard: self._record()}).items()))
+        runs = others | {shard: self._record()}
+        return dict(sorted(runs.items(), key=lambda run: int(run[0].partition("/")[0])))
 
     def _record(self):
         def git(*words):
