@@ -906,6 +906,7 @@ def test_a_plan_says_all_that_is_asked_and_how_it_is_compared(run, monkeypatch):
     assert compared == {"budget": pytest.approx(0.1), "on_trust": False} | {
         "chooses": True,
         "named": None,
+        "by_bytes": True,
     }
     rows = np.sort(np.random.default_rng(0).permutation(1438)[:150])
     np.testing.assert_array_equal(work.sample[0], rows)
