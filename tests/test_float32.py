@@ -579,6 +579,8 @@ VIEWS = {
     "steep": lambda v: v * np.arange(1, 7) ** -3.0,
     "views alike": lambda v: v[:1] + 1e-3 * v,
 }
+# With jax 0.10.2 on a CPU these are 1.3e-6 off, of 1.4e-3 and 2e-3; why is not known.
+COARSE = {("dino", "views alike"), ("swav", "views alike")}
 # Distances below rounding, which both cut off.
 UNDEFINED = {("koleo", "equal rows"), ("koleo", "a row of zeros")}
 
@@ -598,8 +600,8 @@ def test_losses_are_those_of_float64(both_losses):
     wrong = {}
     for name, values in found.items():
         for i, kind in enumerate(VIEWS):
-            # Logits of 10 have steps of 1e-6, which no loss of them is finer than.
-            gap = abs(values[i] - want[name][i]) / max(abs(want[name][i]), 3e-2)
+            least = 3e-2 if (name, kind) in COARSE else 1e-2
+            gap = abs(values[i] - want[name][i]) / max(abs(want[name][i]), least)
             if (name, kind) not in UNDEFINED and not gap < 1e-4:
                 wrong[name, kind] = values[i], want[name][i]
     assert not wrong

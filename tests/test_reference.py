@@ -423,7 +423,7 @@ def test_labelled_images_are_new_if_none_has_judged(tmp_path, split):
 
 
 @pytest.mark.parametrize("lost", ["gone", "damaged", "by_time", "present"])
-def test_images_of_which_it_is_not_known_count_as_used(tmp_path, lost):
+def test_where_earlier_images_are_unknown_none_counts_as_new(tmp_path, lost):
     make_update(tmp_path, 1, outcome=gate.ACCEPTED)
     make_update(tmp_path, 2, outcome=gate.ACCEPTED)
     folder = tmp_path / "updates/0001/before"

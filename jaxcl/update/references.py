@@ -323,9 +323,9 @@ def _match_reference(reference, images):
 
 
 def _is_renewed(run, past, images, by_bytes) -> tuple[bool, list[str]]:
-    """Tell whether no labelled image has judged an earlier update; and remarks.
+    """Return whether no labelled image judged an earlier update, and remarks.
 
-    Where that is not known they count as used, or the error budget would be given back.
+    False where the earlier images are unknown: the error budget is not given back.
     """
     unknown = []
     for update in past:
