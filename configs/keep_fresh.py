@@ -1,8 +1,10 @@
-"""The encoder of docs/updating.md: a small Vision Transformer, by SimCLR.
+"""The encoders of docs/updating.md: a small Vision Transformer or ResNet, by SimCLR.
 
 Four blocks of width 96 on 32 pixels, small enough for a laptop to train. It stands for
 an encoder that somebody has, which benchmarks/trials/keep_fresh.py then teaches new
 images in several ways. No paper has numbers for it; ours are in docs/updating.md.
+`configs/keep_fresh.py:resnet` is ResNet-18 with a quarter of the usual width,
+trained for twice as long.
 
   python -m jaxcl.main --config=configs/keep_fresh.py \
       --config.data.path=tiny_imagenet20.npz
@@ -20,7 +22,9 @@ from jaxcl.config import recipe, shrink
 
 
 def get_config(arg=None):
-    mode, debug = recipe.parse_words(arg, ("", "sets=N", "judge"))
+    mode, resnet, debug = recipe.parse_words(
+        arg, ("", "sets=N", "judge"), ("", "resnet")
+    )
     config = ml_collections.ConfigDict()
     config.name = "keep_fresh"
     config.seed = 0
@@ -62,6 +66,9 @@ def get_config(arg=None):
         "image_size": 32,
         "features": "mean",
     }
+    if resnet:
+        config.encoder = {"name": "resnet", "depth": 18, "width": 16, "stem": "cifar"}
+        config.epochs = 30
     config.method = recipe.Sections(
         {
             "name": "two_view",

@@ -695,23 +695,6 @@ def search_faiss(queries):
     return faiss.read_index("current.faiss").search(queries, 5)[1]
 
 
-def leave_hnswlib(rows):
-    hnswlib = pytest.importorskip("hnswlib")
-    index = hnswlib.Index(space="cosine", dim=rows.shape[1])
-    index.init_index(len(rows))
-    index.add_items(rows, 7 * np.arange(len(rows))[::-1])
-    index.save_index("old.hnsw")
-
-
-def search_hnswlib(queries):
-    import hnswlib
-
-    index = hnswlib.Index(space="cosine", dim=queries.shape[1])
-    index.load_index("new.hnsw")
-    index.set_ef(ROWS)
-    return ROWS - 1 - index.knn_query(queries, 5)[0].astype(int) // 7
-
-
 def leave_qdrant_client(rows):
     client_lib = pytest.importorskip("qdrant_client")
     client, models = client_lib.QdrantClient(path="qdrant"), client_lib.models
@@ -789,7 +772,7 @@ def test_the_commands_of_the_page_run_one_after_another(tmp_path, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("store", ["faiss", "hnswlib", "qdrant_client"])
+@pytest.mark.parametrize("store", ["faiss", "qdrant_client"])
 def test_the_page_upgrades_a_store(root, tmp_path, monkeypatch, store):
     monkeypatch.chdir(tmp_path)
     before, after = np.load(root / "old.npy"), np.load(root / "after.npy")

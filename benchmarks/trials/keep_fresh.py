@@ -67,7 +67,9 @@ def make_section(path: str) -> dict:
 
 def run(options, words: str, changes: dict, workdir: pathlib.Path) -> None:
     """Train or evaluate by configs/keep_fresh.py, unless it is done."""
-    words = ",".join(filter(None, (words, "debug" if options.debug else "")))
+    network = "" if options.network == "vit" else options.network
+    debug = "debug" if options.debug else ""
+    words = ",".join(filter(None, (words, network, debug)))
     config = files.read_config([f"--config=keep_fresh{':' * bool(words)}{words}"])
     recipe.change(config, QUIET | changes)
     if not result_file.complete(workdir):
@@ -229,6 +231,7 @@ def parser() -> argparse.ArgumentParser:
     add("--new", required=True, nargs="+", help="new images, one set per update")
     add("--seeds", nargs="+", type=int, default=[0, 1, 2])
     add("--rows", nargs="*", default=[*ROWS], choices=ROWS, metavar="ROW")
+    add("--network", choices=("vit", "resnet"), default="vit", help="of the encoder")
     add("--epochs", type=int, default=3, help="of an update")
     add("--batch", type=int, default=128, help="of an update")
     add("--lr", type=float, default=1e-3, help="of an update, at its peak")
