@@ -67,7 +67,8 @@ def test_a_small_run_ends_with_finite_numbers(load, name, tmp_path):
     assert "not_done" not in json.dumps(told)
 
 
-def test_a_row_of_keep_fresh_is_taught_and_evaluated(load, tmp_path):
+@pytest.mark.parametrize("network, row", [("vit", "lora"), ("resnet", "cassle")])
+def test_a_row_of_keep_fresh_is_taught_and_evaluated(load, tmp_path, network, row):
     for name, white in (("old", 0), ("new", 255)):  # as they are, and inverted
         data = by_name.load(name="digits", size=16, channels=3)
         parts = {"train": data.train, "test": data.test}
@@ -75,7 +76,8 @@ def test_a_row_of_keep_fresh_is_taught_and_evaluated(load, tmp_path):
         arrays |= {f"{k}_y": x.label[:160] for k, x in parts.items()}
         np.savez(tmp_path / f"{name}.npz", **arrays)
     words = [f"--{x}={tmp_path / x}.npz" for x in ("old", "new")]
-    words += "--debug --seeds 0 --rows lora --epochs=1 --batch=32".split()
+    words += f"--debug --network={network} --seeds 0 --rows {row}".split()
+    words += "--epochs=1 --batch=32".split()
     script = load("keep_fresh")
     table = script.main([*words, f"--root={tmp_path / 'runs'}"]).splitlines()
     assert [row.split(" | ")[1] for row in table[2:]] == ["1", "1"]

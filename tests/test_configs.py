@@ -260,8 +260,8 @@ def test_a_method_without_a_memory_takes_no_size_of_one():
 # Rows of the papers' tables
 
 
-def rows():
-    """(config, row) of every config that takes the name of a row."""
+def words_of_configs():
+    """(config, word) of every config that takes words."""
     words, asked = recipe.parse_words, []
 
     def keep(arg, *choices):
@@ -272,22 +272,22 @@ def rows():
         patch.setattr(recipe, "parse_words", keep)
         for path in (p for p in FILES if p.stem not in TAKE_NO_WORDS):
             config_files.load(path).get_config()
-            for row in (asked.pop() or [()])[0]:
-                if row and "=" not in row:
-                    yield path.stem, row
+            for word in itertools.chain(*asked.pop()):
+                if word and "=" not in word:
+                    yield path.stem, word
 
 
-ROWS = list(rows())
+WORDS = list(words_of_configs())
 
 
-@pytest.mark.parametrize("name, row", ROWS)
-def test_every_row_builds(name, row):
-    config_files.check_options(config_files.take(name, row))
+@pytest.mark.parametrize("name, word", WORDS)
+def test_every_word_builds(name, word):
+    config_files.check_options(config_files.take(name, word))
 
 
-@pytest.mark.parametrize("name, row", list(dict(ROWS).items()))  # its last row
-def test_every_config_has_a_debug_form(name, row):
-    config_files.check_options(config_files.take(name, f"{row},debug"))
+@pytest.mark.parametrize("name, word", list(dict(WORDS).items()))  # its last word
+def test_every_config_has_a_debug_form(name, word):
+    config_files.check_options(config_files.take(name, f"{word},debug"))
 
 
 # (config:row, ...): dotted path -> value, typed here from the papers.
