@@ -59,7 +59,7 @@ from jaxcl.memory import buffer
 from jaxcl.methods import online_ssl, two_view
 from jaxcl.methods.icl import ddpg
 from jaxcl.methods.online import replay as replay_lib
-from jaxcl.nets import gin, mlp, traits, tuning, vit
+from jaxcl.nets import gin, mlp, resnet, traits, tuning, vit
 from jaxcl.run import job
 
 CLASSES, ROWS, BATCH = 4, 24, 6
@@ -217,6 +217,8 @@ def encoder(name):
         return vit.vit(**VIT, features="mean")
     if name == "gin":
         return gin.gin(width=4, layers=1)
+    if name == "resnet":
+        return resnet.resnet(depth=10, width=2)
     return mlp.perceptron(widths=(5,), batch_norm=True)
 
 
@@ -445,15 +447,21 @@ def graphs():
 
 
 def of_tuning(_, options):
-    """Shapes and rates of what trains, and the program of a pass."""
-    net = tuning.TunedEncoder(encoder("vit"), tuning.settings(**options))
+    """Shapes and rates of what trains, and the program of a pass that trains."""
+    options = dict(options)
+    bare = encoder(options.pop("net", "vit"))
+    net = tuning.TunedEncoder(bare, tuning.settings(**options))
     rows, key = np.zeros((2, 4, 4, 1), np.float32), jax.random.key(0)
     program, variables = traced(lambda key: net.init(key, rows, train=False), key)
     yield text(program)
     leaves = jax.tree_util.tree_leaves_with_path(variables["params"])
     paths = [tuple(key.key for key in path) for path, _ in leaves]
     yield [(path, net.rate_share(path)) for path in paths]
-    yield text(jax.make_jaxpr(lambda x: net.apply(x, rows, train=False))(variables))
+
+    def apply(variables):
+        return net.apply(variables, rows, train=True, mutable=["batch_stats"])
+
+    yield text(jax.make_jaxpr(apply)(variables))
 
 
 def of_agent(_, options):
@@ -930,9 +938,12 @@ BESIDE = {
     "optimizer sgd": {"exclude_1d": {"weight_decay": 0.1}},
     "optimizer adam": {"exclude_1d": {"weight_decay": 0.1}},
     "agent": {"window": {"state": "window"}},
-    "tuning": dict.fromkeys(
-        ("lora_alpha", "lora_on", "open_layers", "norms"), {"lora_rank": 2}
-    ),
+    "tuning": {
+        **dict.fromkeys(
+            ("lora_alpha", "lora_on", "open_layers", "norms"), {"lora_rank": 2}
+        ),
+        "statistics": {"net": "resnet"},
+    },
     "jaxcl.methods.two_view": {
         **dict.fromkeys(("head_lr", "head_form"), {"online_head": True}),
     },

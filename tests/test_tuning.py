@@ -12,6 +12,7 @@ import pytest
 from helpers import toy, twins, two_view_losses
 from jaxcl import optim
 from jaxcl.config import build, resolve, sections
+from jaxcl.errors import Refused
 from jaxcl.methods.two_view import step, strategies
 from jaxcl.nets import convnext, resnet, tuning, vit
 from jaxcl.run import encoder_folder, job
@@ -148,6 +149,31 @@ def test_layers_count_from_the_images():
         ("norm/scale", 1),
     ):
         assert maps.rate_share(tuple(name.split("/"))) == share, name
+
+
+def test_running_statistics_normalise_a_pass_that_trains_and_do_not_move():
+    images = np.repeat(IMAGES, 3, axis=3)
+    bare = resnet.resnet(depth=10, width=4)
+    variables = bare.init(jax.random.key(0), images, train=False)
+    stats = jax.tree.map(np.abs, numbers(variables["batch_stats"]))
+    variables = {"params": variables["params"], "batch_stats": stats}
+
+    def apply(net, params, train):
+        given = variables | {"params": params}
+        return net.apply(given, images, train=train, groups=2, mutable=["batch_stats"])
+
+    still, params = tuned(bare, statistics="running"), variables["params"]
+    rows, after = apply(still, params, True)
+    chex.assert_trees_all_equal((rows, after), apply(bare, params, False))
+    chex.assert_trees_all_equal(after["batch_stats"], stats)
+    moved, after = apply(tuned(bare), params, True)
+    assert abs(moved - rows).max() > 1e-3
+    with pytest.raises(AssertionError):
+        chex.assert_trees_all_equal(after["batch_stats"], stats)
+    slopes = jax.grad(lambda p: apply(still, p, True)[0].sum())(params)
+    assert all(np.any(x) for x in jax.tree.leaves(slopes))
+    with pytest.raises(Refused, match="statistics"):
+        tuned(statistics="running")
 
 
 # word -> the options that docs/encoders.md says, and which leaves it trains: a share

@@ -977,8 +977,16 @@ def test_what_is_rolled_back_leaves_no_encoder(tmp_path, accepted):
     assert found == {"accepted": accepted, "run": str(tmp_path)}
     for path in (tmp_path / "checkpoints", tmp_path / maps.FILE):
         assert path.exists() == accepted
-    recipe = lineage.make_recipe({"encoder": {"name": "resnet18"}})
-    assert recipe["tuning"] is None and recipe["batch_size"] == 256
+
+
+def test_an_encoder_without_a_run_is_trained_so_that_it_keeps_what_it_knows():
+    for name, tuning in (
+        ("vit", {"lora_rank": 16, "open_layers": 1}),
+        ("resnet", {"statistics": "running"}),
+        ("convnext", None),
+    ):
+        recipe = lineage.make_recipe({"encoder": {"name": name}})
+        assert recipe["tuning"] == tuning and recipe["batch_size"] == 256
 
 
 def test_ids_of_images_are_their_paths_within_the_set(tmp_path):

@@ -40,7 +40,8 @@ class Row(NamedTuple):
     tuning: dict = {}  # options of config.train.tuning
 
 
-_WHOLE = {"lora_rank": 0, "open_layers": 0}
+_WHOLE = {"lora_rank": 0, "open_layers": 0, "statistics": "batch"}
+_STILL = {"statistics": "running"}  # for batch norm
 ROWS = {
     "continue": Row("fine-tuning, all weights", "finetune", _WHOLE),
     "lora": Row("fine-tuning, LoRA", "finetune", {"open_layers": 0}),
@@ -48,6 +49,8 @@ ROWS = {
     "less_forget": Row("Less-Forget, all weights", "less_forget", _WHOLE),
     "cassle": Row("CaSSLe, all weights", "cassle", _WHOLE),
     "pnr": Row("PNR, all weights", "pnr", _WHOLE),
+    "still": Row("fine-tuning, statistics stay", "finetune", _STILL),
+    "cassle_still": Row("CaSSLe, statistics stay", "cassle", _STILL),
     "cassle_adapters": Row("CaSSLe, LoRA and the last block", "cassle"),
 }
 

@@ -47,6 +47,7 @@ class TuningSettings(NamedTuple):
     lora_alpha: float
     lora_on: str
     norms: bool
+    statistics: str
 
 
 # Named sets of options.
@@ -67,6 +68,7 @@ def settings(
     lora_on: Literal["query_value", "attention", "all"] = "query_value",
     open_layers: schema.Natural = 0,
     norms: bool = True,
+    statistics: Literal["batch", "running"] = "batch",
 ) -> TuningSettings:
     """Choose the parts of an encoder that train, and their learning rates.
 
@@ -80,6 +82,8 @@ def settings(
         or also for the MLP.
       open_layers: number of last blocks that are trained whole, besides adapters.
       norms: whether all norms train, besides adapters.
+      statistics: batch norm in the encoder takes those of the "batch" and averages
+        them, or takes the "running" ones as they are, which then never move.
 
     Raises:
       Refused: an option is out of its range, or needs adapters and there are none.
@@ -99,6 +103,7 @@ def settings(
         lora_alpha=alpha,
         lora_on=lora_on,
         norms=norms,
+        statistics=statistics,
     )
 
 
@@ -169,6 +174,13 @@ class TunedEncoder:
             raise Refused(
                 f"config.tuning.lora_rank={self.chosen.lora_rank}: adapters are for "
                 "Vision Transformers (config.encoder.name='vit'); must be 0"
+            )
+        if self.chosen.statistics == "running" and not isinstance(
+            self.net, resnet.ResNet
+        ):
+            raise Refused(
+                "config.tuning.statistics='running': config.encoder has no batch norm; "
+                "must be 'batch'"
             )
 
     def __getattr__(self, name: str) -> Any:
@@ -275,4 +287,6 @@ class TunedEncoder:
             stop_frozen_gradient, variables["params"]
         )
         merged = {**variables, "params": self.merge_adapters(params)}
+        if self.chosen.statistics == "running":
+            options["train"] = False
         return self.net.apply(merged, inputs, **options)

@@ -34,19 +34,25 @@ def read_run_config(run: str) -> dict:
 def make_recipe(encoder_config: dict) -> dict:
     """Make the config that trains an encoder without a run on new images.
 
-    For a Vision Transformer adapters and the last block are trained (ExPLoRA).
+    For a Vision Transformer adapters and the last block are trained (ExPLoRA). A ResNet
+    keeps its running statistics: those of the new images alone ruin it, see
+    docs/updating.md.
 
     Args:
       encoder_config: `transfer.config_of` its folder.
     """
-    transformer = encoder_config["encoder"]["name"] == "vit"
+    name = encoder_config["encoder"]["name"]
+    tuning = {
+        "vit": {"lora_rank": 16, "open_layers": 1},
+        "resnet": {"statistics": "running"},
+    }
     return encoder_config | {
         "name": "update",
         "method": dict(two_view.FOLLOWING),
         "optimizer": {"name": "adam", "lr": 1e-4, "decoupled": True}
         | {"exclude_1d": True, "weight_decay": 0.05},
         "schedule": {"name": "cosine", "per_epoch": False},
-        "tuning": {"lora_rank": 16, "open_layers": 1} if transformer else None,
+        "tuning": tuning.get(name),
         "epochs": 10,
         "batch_size": 256,
     }
