@@ -230,6 +230,13 @@ def test_a_run_takes_the_word_and_refuses_another(tmp_path):
         build.build(config, tmp_path / "other")
 
 
+def test_running_statistics_are_those_of_something_trained(tmp_path):
+    small = {"name": "resnet", "depth": 10, "width": 4}
+    config = toy.config(encoder=small, tuning={"statistics": "running"})
+    with pytest.raises(ValueError, match=r"config\.tuning\.statistics.*config\.start"):
+        build.build(config, tmp_path)
+
+
 # Runs that begin with a folder
 
 

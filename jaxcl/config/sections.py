@@ -500,7 +500,7 @@ def make_encoder(top: TopLevel):
 
     Raises:
       Refused: an option is wrong; the folder of config.start is damaged, or of
-        another network.
+        another network; running statistics are to stay, and there are none.
     """
     module, weights = _module(top), None
     if encoder_folder.exists_at(top.start):
@@ -512,7 +512,14 @@ def make_encoder(top: TopLevel):
         weights = functools.partial(
             tuple, jax.tree.map(np.asarray, trees)
         )  # on the host
-    return wrap_tuned(module, top.tuning, weights)
+    encoder = wrap_tuned(module, top.tuning, weights)
+    chosen = encoder.chosen if isinstance(encoder, tuning.TunedEncoder) else None
+    if chosen and chosen.statistics == "running" and not top.start:
+        raise Refused(
+            "config.tuning.statistics='running': a new encoder has none yet; must be "
+            "'batch', or set config.start to a trained encoder or run"
+        )
+    return encoder
 
 
 def _module(top: TopLevel):
