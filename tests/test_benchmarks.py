@@ -67,6 +67,18 @@ def test_a_small_run_ends_with_finite_numbers(load, name, tmp_path):
     assert "not_done" not in json.dumps(told)
 
 
+@pytest.mark.parametrize("network, row", [("vit", "still"), ("resnet", "lora")])
+def test_keep_fresh_refuses_a_row_of_another_network(load, capsys, network, row):
+    script = load("keep_fresh")
+    words = f"--old=a.npz --new=b.npz --network={network}".split()
+    with pytest.raises(SystemExit):
+        script.main([*words, "--rows", row])
+    allowed = script.list_rows(network)
+    assert str(allowed) in capsys.readouterr().err
+    assert row not in allowed and "cassle" in allowed
+    assert {*script.list_rows("vit"), *script.list_rows("resnet")} == {*script.ROWS}
+
+
 @pytest.mark.parametrize("network, row", [("vit", "lora"), ("resnet", "cassle")])
 def test_a_row_of_keep_fresh_is_taught_and_evaluated(load, tmp_path, network, row):
     for name, white in (("old", 0), ("new", 255)):  # as they are, and inverted

@@ -55,6 +55,12 @@ ROWS = {
 }
 
 
+def list_rows(network: str) -> list[str]:
+    """Name the rows of a network: adapters are for "vit", statistics for "resnet"."""
+    other = {"vit": [_STILL], "resnet": [{}, {"open_layers": 0}]}[network]
+    return [name for name, row in ROWS.items() if row.tuning not in other]
+
+
 def list_sets(options) -> dict[str, str]:
     """Name each set: "old", and "new" or the names of several files."""
     if len(options.new) == 1:
@@ -233,7 +239,8 @@ def parser() -> argparse.ArgumentParser:
     add("--old", required=True, help="images that the encoder was trained on")
     add("--new", required=True, nargs="+", help="new images, one set per update")
     add("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    add("--rows", nargs="*", default=[*ROWS], choices=ROWS, metavar="ROW")
+    rows = "; without it all of the network"
+    add("--rows", nargs="*", choices=ROWS, metavar="ROW", help=f"{[*ROWS]}{rows}")
     add("--network", choices=("vit", "resnet"), default="vit", help="of the encoder")
     add("--epochs", type=int, default=3, help="of an update")
     add("--batch", type=int, default=128, help="of an update")
@@ -248,6 +255,10 @@ def parser() -> argparse.ArgumentParser:
 def main(argv=None) -> str:
     """Train and evaluate all encoders; print and return the table."""
     options = parser().parse_args(argv)
+    allowed = list_rows(options.network)
+    options.rows = allowed if options.rows is None else options.rows
+    if other := sorted({*options.rows}.difference(allowed)):
+        parser().error(f"--rows {other}: --network={options.network} has {allowed}")
     sets, have = list_sets(options), find_place(options, "have")
     if len(sets) <= len(options.new):
         parser().error(f"--new {options.new}: must have names of their own, not old")

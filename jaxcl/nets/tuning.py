@@ -82,8 +82,9 @@ def settings(
         or also for the MLP.
       open_layers: number of last blocks that are trained whole, besides adapters.
       norms: whether all norms train, besides adapters.
-      statistics: batch norm in the encoder takes those of the "batch" and averages
-        them, or takes the "running" ones as they are, which then never move.
+      statistics: by what the encoder's batch norm normalises while it trains: the
+        "batch", which moves the running statistics; or the "running" statistics of the
+        start, which stay.
 
     Raises:
       Refused: an option is out of its range, or needs adapters and there are none.

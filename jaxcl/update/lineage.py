@@ -35,8 +35,8 @@ def make_recipe(encoder_config: dict) -> dict:
     """Make the config that trains an encoder without a run on new images.
 
     For a Vision Transformer adapters and the last block are trained (ExPLoRA). A ResNet
-    keeps its running statistics: those of the new images alone ruin it, see
-    docs/updating.md.
+    keeps its running statistics: with those of the new images it no longer knows the
+    old ones, as measured in docs/updating.md.
 
     Args:
       encoder_config: `transfer.config_of` its folder.
