@@ -242,6 +242,8 @@ def parser() -> argparse.ArgumentParser:
     rows = "; without it all of the network"
     add("--rows", nargs="*", choices=ROWS, metavar="ROW", help=f"{[*ROWS]}{rows}")
     add("--network", choices=("vit", "resnet"), default="vit", help="of the encoder")
+    of = "update the exported encoder, or the run with its heads, method and optimizer"
+    add("--of", choices=("encoder", "run"), default="encoder", help=of)
     add("--epochs", type=int, default=3, help="of an update")
     add("--batch", type=int, default=128, help="of an update")
     add("--lr", type=float, default=1e-3, help="of an update, at its peak")
@@ -268,7 +270,7 @@ def main(argv=None) -> str:
     evaluate(options, have, have / "encoder")
     for seed in options.seeds:
         for name in options.rows:
-            teach(options, name, seed, have / "encoder")
+            teach(options, name, seed, have / options.of)
     for seed in options.retrain:
         folder = find_place(options, "retrain", seed)
         sections = [make_section(path) for path in sets.values()]

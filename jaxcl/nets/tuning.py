@@ -162,7 +162,15 @@ class TunedEncoder:
     weights: Callable | None = None
 
     def __post_init__(self):
-        if self.chosen == settings():
+        with_batch_norm = resnet.ResNet, resnet.ConvNet
+        if self.chosen.statistics == "running" and not isinstance(
+            self.net, with_batch_norm
+        ):
+            raise Refused(
+                "config.tuning.statistics='running': config.encoder has no batch norm; "
+                "must be 'batch'"
+            )
+        if self._has_one_rate():
             return
         layers = count_layers(self.net)
         for name in ("frozen_layers", "open_layers"):
@@ -176,13 +184,15 @@ class TunedEncoder:
                 f"config.tuning.lora_rank={self.chosen.lora_rank}: adapters are for "
                 "Vision Transformers (config.encoder.name='vit'); must be 0"
             )
-        if self.chosen.statistics == "running" and not isinstance(
-            self.net, resnet.ResNet
-        ):
-            raise Refused(
-                "config.tuning.statistics='running': config.encoder has no batch norm; "
-                "must be 'batch'"
-            )
+
+    def _has_one_rate(self) -> bool:
+        """Say whether all layers train, by one learning rate."""
+        return self.chosen._replace(statistics="batch") == settings()
+
+    @property
+    def trains_whole(self) -> bool:
+        """Whether every parameter trains at the full learning rate."""
+        return self._has_one_rate() and not traits.read_traits(self.net).frozen
 
     def __getattr__(self, name: str) -> Any:
         """Take any other attribute from the encoder, see `traits.Traits`."""
@@ -200,7 +210,7 @@ class TunedEncoder:
         name = "/".join(path[1:] if adapter else path)
         if path[0] in traits.read_traits(self.net).frozen:
             return 0.0
-        if self.chosen == settings():
+        if self._has_one_rate():
             return 1.0
         layers = count_layers(self.net)
         number, chosen = layer_of(name, layers), self.chosen

@@ -7,6 +7,7 @@ from jaxcl.config import run_config, sections
 from jaxcl.errors import Refused
 from jaxcl.index import maps
 from jaxcl.methods import two_view
+from jaxcl.nets import tuning
 from jaxcl.run import encoder_folder, result_file, transfer, updates
 
 _OF_A_RUN = ("method", "tuning")  # sections that no update changes
@@ -42,7 +43,7 @@ def make_recipe(encoder_config: dict) -> dict:
       encoder_config: `transfer.config_of` its folder.
     """
     name = encoder_config["encoder"]["name"]
-    tuning = {
+    chosen = {
         "vit": {"lora_rank": 16, "open_layers": 1},
         "resnet": {"statistics": "running"},
     }
@@ -52,7 +53,7 @@ def make_recipe(encoder_config: dict) -> dict:
         "optimizer": {"name": "adam", "lr": 1e-4, "decoupled": True}
         | {"exclude_1d": True, "weight_decay": 0.05},
         "schedule": {"name": "cosine", "per_epoch": False},
-        "tuning": tuning.get(name),
+        "tuning": chosen.get(name),
         "epochs": 10,
         "batch_size": 256,
     }
@@ -122,16 +123,25 @@ def _change_config(config, changes, also_fixed) -> dict:
         if value == {}:
             continue  # no option of the section was given
         section = config.get(name) or {}
+        if name == "tuning" and isinstance(section, str):
+            section = tuning.RECIPES[section]
         new = _merge(section, value) if isinstance(value, dict) else value
         if name == "method":
             new = sections.nest_method({"method": new})["method"]
         # An encoder's folder may get the same update again.
-        is_same = name in also_fixed and isinstance(value, dict) and new == section
+        is_same = isinstance(value, dict) and _is_same(name, section, new)
         all_fixed = ("data", "scenario", "start", "encoder", "evaluators", *also_fixed)
-        if name in all_fixed and not is_same:
+        if name in all_fixed and not (name in also_fixed and is_same):
             raise Refused(f"config.train.{name}: is fixed by the run or the update")
         changed = changed | {name: new}
     return changed
+
+
+def _is_same(name: str, old: dict, new: dict) -> bool:
+    """Say whether a section is the same, but for how batch norm normalises."""
+    if name == "tuning":  # its statistics change no state
+        old, new = (tuning.settings(**x | {"statistics": "batch"}) for x in (old, new))
+    return old == new
 
 
 def _merge(section: dict, changes: dict) -> dict:
