@@ -174,6 +174,7 @@ def test_running_statistics_normalise_a_pass_that_trains_and_do_not_move():
     assert all(np.any(x) for x in jax.tree.leaves(slopes))
     with pytest.raises(Refused, match="statistics"):
         tuned(statistics="running")
+    assert tuned(resnet.conv_net(width=4), statistics="running").trains_whole
 
 
 # word -> the options that docs/encoders.md says, and which leaves it trains: a share
@@ -280,6 +281,32 @@ def test_a_run_begins_with_the_encoder_and_every_copy_of_it(tmp_path):
     assert written["encoder"].items() < every.items()
     assert (every["registers"], every["mlp"]) == (0, "gelu")
     build.build(config, tmp_path / "run")  # the same config: it resumes
+
+
+@pytest.mark.parametrize(
+    "name, options, chosen",
+    [
+        ("vit", SMALL, None),
+        ("vit", SMALL, {"lora_rank": 2}),
+        ("vit", SMALL, {"frozen_layers": 1}),
+        ("convnext", {"depths": (1, 1), "width": 16, "patch": 2}, None),
+        ("conv_net", {"width": 4}, None),
+        ("conv_net", {"width": 4}, {"statistics": "running"}),
+    ],
+)
+def test_an_update_finds_the_state_of_a_run_that_began_with_a_folder(
+    name, options, chosen, tmp_path
+):
+    """The optimizer's, too: an update of that run does not read the folder."""
+    section = {"name": name, **options}
+    leave(tmp_path / "enc", sections.ENCODERS[name](**options), section)
+    first = build.build(begun(tmp_path / "enc", tuning=chosen), tmp_path / "run")
+    if chosen == {"statistics": "running"}:
+        chosen = None  # changes no state: an update of any run may choose it
+    later = toy.config(encoder=section, tuning=chosen)
+    later = build.build(later, tmp_path / "later")
+    states = (job.shapes(x.method, x.data)[0] for x in (first, later))
+    chex.assert_trees_all_equal_shapes_and_dtypes(*states)
 
 
 def pixels(count=48):

@@ -515,7 +515,8 @@ def make_encoder(top: TopLevel):
         )  # on the host
     encoder = wrap_tuned(module, top.tuning, weights)
     chosen = encoder.chosen if isinstance(encoder, tuning.TunedEncoder) else None
-    if chosen and chosen.statistics == "running" and not top.start:
+    trained = top.start or top.checkpoint
+    if chosen and chosen.statistics == "running" and not trained:
         raise Refused(
             "config.tuning.statistics='running': a new encoder has none yet; must be "
             "'batch', or set config.start to a trained encoder or run"
