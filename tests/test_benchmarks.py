@@ -79,7 +79,7 @@ def test_keep_fresh_refuses_a_row_of_another_network(load, capsys, network, row)
     assert {*script.list_rows("vit"), *script.list_rows("resnet")} == {*script.ROWS}
 
 
-@pytest.mark.parametrize("network, row", [("vit", "lora"), ("resnet", "cassle")])
+@pytest.mark.parametrize("network, row", [("vit", "lora"), ("resnet", "cassle_still")])
 def test_a_row_of_keep_fresh_is_taught_and_evaluated(load, tmp_path, network, row):
     for name, white in (("old", 0), ("new", 255)):  # as they are, and inverted
         data = by_name.load(name="digits", size=16, channels=3)

@@ -1,5 +1,6 @@
 """Encoders that begin with given weights, and what of them is trained."""
 
+import dataclasses
 import functools
 import json
 
@@ -236,6 +237,10 @@ def test_running_statistics_are_those_of_something_trained(tmp_path):
     config = toy.config(encoder=small, tuning={"statistics": "running"})
     with pytest.raises(ValueError, match=r"config\.tuning\.statistics.*config\.start"):
         build.build(config, tmp_path)
+    top = sections.TopLevel(**config.to_dict())
+    for name in ("start", "checkpoint"):  # what trains on, and what evaluates it
+        made = sections.make_encoder(dataclasses.replace(top, **{name: "runs/a"}))
+        assert made.chosen.statistics == "running"
 
 
 # Runs that begin with a folder

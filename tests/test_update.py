@@ -839,6 +839,23 @@ def test_flags_change_the_recipe_of_an_encoder_option_by_option(tmp_path):
     assert changed("tuning.frozen_layers=1")["tuning"] == {"frozen_layers": 1}
 
 
+def test_an_update_of_a_run_may_change_its_statistics_alone(run):
+    name, own = str(run / "run"), lineage.read_run_config(str(run / "run"))
+
+    def changed(before, **options):
+        config, changes = {**own, "tuning": before}, {"tuning": options}
+        return lineage.make_next_config(name, config, {"name": "digits"}, changes)
+
+    for before in (None, {"statistics": "batch"}, {"frozen_layers": 1}, "decay"):
+        kept = {"layer_decay": 0.75} if before == "decay" else before or {}
+        found = changed(before, statistics="running")["tuning"]
+        assert found == kept | {"statistics": "running"}
+        assert changed(before, frozen_layers=kept.get("frozen_layers", 0))
+        for options in ({"layer_decay": 0.5}, {"frozen_layers": 2}):
+            with pytest.raises(Refused, match=r"config\.train\.tuning"):
+                changed(before, **options)
+
+
 def test_numbers_are_not_given_again(tmp_path):
     """Updates that a user deletes leave gaps; 10000 comes after 9999."""
     for number in ("0002", "9999", "10000"):

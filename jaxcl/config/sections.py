@@ -371,7 +371,7 @@ def read_parts(top: TopLevel) -> tuple[Callable[..., core.Parts], ImageSettings]
 
     module = make_encoder(top)
     tx = optimize(**optimizer)
-    # An update of this run has no given weights, and must have the same optimizer state.
+    # An update of the run reads no folder, and has the same optimizer state.
     if isinstance(module, tuning.TunedEncoder) and not module.trains_whole:
         tx = optim.by_leaf(
             tx, lambda x: module.rate_share(x[1:]) if x[0] == "encoder" else 1.0
