@@ -237,7 +237,7 @@ def warmup_cosine(
     *,
     epochs: schema.Count,
     warmup_epochs: schema.Natural = 10,
-    start: schema.Weight = 0.003,
+    start: schema.Weight | None = None,
     end: schema.Weight = 0.0,
     per_epoch: bool = True,
 ) -> Callable:
@@ -252,7 +252,8 @@ def warmup_cosine(
       base: peak learning rate.
       epochs: E, epochs of the task.
       warmup_epochs: W < E.
-      start: learning rate of the first epoch.
+      start: learning rate of the first epoch; None: the released code's 0.003, or a
+        tenth of `base` where that is less, as with Adam's rates.
       end: learning rate the cosine runs to.
       per_epoch: True steps once an epoch, as the released code; False takes the
         same curves at fractions of an epoch (the warm-up stops at base, and W = 1
@@ -267,6 +268,7 @@ def warmup_cosine(
     _check_base(base)
     fits = warmup_epochs < epochs
     _require(fits, "warmup_epochs", warmup_epochs, f"0 to epochs - 1 = {epochs - 1}")
+    start = min(0.003, base / 10) if start is None else start
 
     def schedule(progress):
         e = _epoch(progress, epochs, per_epoch)

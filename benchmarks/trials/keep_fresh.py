@@ -110,6 +110,8 @@ def teach(options, name: str, seed: int, start: pathlib.Path) -> None:
         "method": {"strategy": row.strategy},
     }
     train |= {"tuning": row.tuning} if row.tuning else {}
+    if options.of == "run":  # as an update of its encoder
+        train["schedule"] = {"name": "cosine", "per_epoch": False}
     # Without the limit the checkpoint of a harmful update would be gone.
     config = {"train": train | QUIET, "limits": {"accuracy_drop": 1.0}}
     old, places = make_section(options.old), update_folders(options, folder)
