@@ -179,6 +179,16 @@ def test_warmup_cosine_at_fractions_of_an_epoch():
     assert one(0.125) == pytest.approx((0.003 + 0.6) / 2)
 
 
+@pytest.mark.parametrize(
+    ("peak", "start"), [(5e-4, 5e-5), (0.03, 0.003), (0.6, 0.003), (0.0, 0.0)]
+)
+def test_a_warm_up_rises_from_below_any_peak(peak, start):
+    rates = at_steps(optim.warmup_cosine(peak, epochs=20, warmup_epochs=5), 20)
+    np.testing.assert_allclose(rates[:5], np.linspace(start, peak, 5), rtol=1e-5)
+    told = optim.warmup_cosine(peak, epochs=20, warmup_epochs=5, start=1.0)
+    assert at_steps(told, 20)[0] == 1.0
+
+
 def test_cosine_has_no_warm_up():
     rates = at_steps(optim.cosine(0.4, epochs=8, end=0.1), 16)
     for i in range(16):

@@ -837,6 +837,11 @@ def test_flags_change_the_recipe_of_an_encoder_option_by_option(tmp_path):
     recipe["tuning"] = None  # of an encoder that has no adapters
     assert changed()["tuning"] is None
     assert changed("tuning.frozen_layers=1")["tuning"] == {"frozen_layers": 1}
+    other = {"name": "step_decay", "milestones": [3]}  # without options of the recipe's
+    words = "schedule.name=step_decay", "schedule.milestones=[3]"
+    assert changed(*words)["schedule"] == other
+    slower = changed("schedule.name=cosine", "schedule.end=1e-6")["schedule"]
+    assert slower == {"name": "cosine", "per_epoch": False, "end": 1e-6}
 
 
 def test_an_update_of_a_run_may_change_its_statistics_alone(run):

@@ -113,6 +113,8 @@ def _count_tasks(run: str, config: dict) -> int:
 def _change_config(config, changes, also_fixed) -> dict:
     """Change a config option by option; refuse options that it does not have.
 
+    A section with another name has none of the old one's options.
+
     Args:
       also_fixed: sections that cannot change, besides those that the update sets.
     """
@@ -125,7 +127,10 @@ def _change_config(config, changes, also_fixed) -> dict:
         section = config.get(name) or {}
         if name == "tuning" and isinstance(section, str):
             section = tuning.RECIPES[section]
-        new = _merge(section, value) if isinstance(value, dict) else value
+        new = value
+        if isinstance(value, dict) and isinstance(section, dict):
+            other = value.get("name", section.get("name")) != section.get("name")
+            new = value if other else _merge(section, value)
         if name == "method":
             new = sections.nest_method({"method": new})["method"]
         # An encoder's folder may get the same update again.
