@@ -1002,13 +1002,28 @@ def test_what_is_rolled_back_leaves_no_encoder(tmp_path, accepted):
 
 
 def test_an_encoder_without_a_run_is_trained_so_that_it_keeps_what_it_knows():
-    for name, tuning in (
-        ("vit", {"lora_rank": 16, "open_layers": 1}),
-        ("resnet", {"statistics": "running"}),
-        ("convnext", None),
-    ):
+    adapters = {"lora_rank": 16, "open_layers": 1}
+    for name, tuning in (("vit", adapters), ("resnet", None), ("convnext", None)):
         recipe = lineage.make_recipe({"encoder": {"name": name}})
         assert recipe["tuning"] == tuning and recipe["batch_size"] == 256
+
+
+@pytest.mark.parametrize(
+    ("encoder", "before", "after"),
+    [
+        ("resnet", None, {"statistics": "running"}),
+        ("conv_net", "decay", {"layer_decay": 0.75, "statistics": "running"}),
+        ("resnet", {"statistics": "batch"}, {"statistics": "batch"}),
+        ("vit", {"lora_rank": 16}, {"lora_rank": 16}),
+        ("convnext", None, None),
+    ],
+)
+def test_an_update_keeps_the_statistics_of_old_images(encoder, before, after, capsys):
+    config = {"encoder": {"name": encoder}, "tuning": before}
+    found = update_plan._keep_statistics(config)
+    assert found == config | {"tuning": after}
+    told = "config.train.tuning.statistics=running" in capsys.readouterr().out
+    assert told == (before != after)
 
 
 def test_ids_of_images_are_their_paths_within_the_set(tmp_path):

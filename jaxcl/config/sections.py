@@ -551,8 +551,9 @@ def wrap_tuned(module, section: dict | str | None, weights=None):
     """
     if weights is None and not section and not traits.read_traits(module).frozen:
         return module
-    section = tuning.RECIPES[section] if isinstance(section, str) else section or {}
-    settings, options, _ = SECTIONS["tuning"].read("config.tuning", section)
+    settings, options, _ = SECTIONS["tuning"].read(
+        "config.tuning", tuning.read_section(section)
+    )
     return tuning.TunedEncoder(module, settings(**options), weights)
 
 

@@ -108,6 +108,11 @@ def settings(
     )
 
 
+def read_section(section: dict | str | None) -> dict:
+    """Return the options of config.tuning; a word stands for those in `RECIPES`."""
+    return RECIPES[section] if isinstance(section, str) else section or {}
+
+
 def count_layers(net: Any) -> int:
     """Count the layers of an encoder, the one before its blocks included.
 

@@ -35,25 +35,19 @@ def read_run_config(run: str) -> dict:
 def make_recipe(encoder_config: dict) -> dict:
     """Make the config that trains an encoder without a run on new images.
 
-    For a Vision Transformer adapters and the last block are trained (ExPLoRA). A ResNet
-    keeps its running statistics: with those of the new images it no longer knows the
-    old ones, as measured in docs/updating.md.
+    For a Vision Transformer adapters and the last block are trained (ExPLoRA).
 
     Args:
       encoder_config: `transfer.config_of` its folder.
     """
-    name = encoder_config["encoder"]["name"]
-    chosen = {
-        "vit": {"lora_rank": 16, "open_layers": 1},
-        "resnet": {"statistics": "running"},
-    }
+    is_vit = encoder_config["encoder"]["name"] == "vit"
     return encoder_config | {
         "name": "update",
         "method": dict(two_view.FOLLOWING),
         "optimizer": {"name": "adam", "lr": 1e-4, "decoupled": True}
         | {"exclude_1d": True, "weight_decay": 0.05},
         "schedule": {"name": "cosine", "per_epoch": False},
-        "tuning": chosen.get(name),
+        "tuning": {"lora_rank": 16, "open_layers": 1} if is_vit else None,
         "epochs": 10,
         "batch_size": 256,
     }
@@ -125,8 +119,8 @@ def _change_config(config, changes, also_fixed) -> dict:
         if value == {}:
             continue  # no option of the section was given
         section = config.get(name) or {}
-        if name == "tuning" and isinstance(section, str):
-            section = tuning.RECIPES[section]
+        if name == "tuning":
+            section = tuning.read_section(section)
         new = value
         if isinstance(value, dict) and isinstance(section, dict):
             other = value.get("name", section.get("name")) != section.get("name")

@@ -13,9 +13,11 @@ from jaxcl.config import build, own_images, recipe, sections, transfer_config
 from jaxcl.data import stream
 from jaxcl.data.stream import identity
 from jaxcl.errors import Refused
+from jaxcl.nets import tuning
 from jaxcl.run import updates
 from jaxcl.update import gate, lineage, references
 
+_WITH_BATCH_NORM = ("resnet", "conv_net")  # encoders
 _Share = Annotated[float, schema.Range(above=0, most=1)]
 
 
@@ -193,7 +195,7 @@ def make_plan(
         train = {**train, "batch_size": lineage.default_batch_size(run)}
         if not join:
             train = _shrink_batch(train, stream.count_rows(new_set.train))
-    train = _shorten_warmup(train, changes)
+    train = _keep_statistics(_shorten_warmup(train, changes))
     request = {"data": new_data, "train": options.train}
     request |= {"test": test_config, "old": old_config}
     labelled = None
@@ -365,6 +367,16 @@ def _shorten_warmup(config, changes) -> dict:
     warmup, reason = recipe.warmup_epochs(epochs), f"for config.train.epochs={epochs}"
     _tell_replaced("schedule.warmup_epochs", warmup, before, reason)
     return {**config, "schedule": {**section, "warmup_epochs": warmup}}
+
+
+def _keep_statistics(config) -> dict:
+    """Let batch norm keep its running statistics, unless the config says otherwise."""
+    section = tuning.read_section(config.get("tuning"))
+    if config["encoder"]["name"] not in _WITH_BATCH_NORM or "statistics" in section:
+        return config
+    reason = "with those of the new images the old ones are known less"
+    _tell_replaced("tuning.statistics", "running", "batch", reason)
+    return {**config, "tuning": section | {"statistics": "running"}}
 
 
 def _tell_replaced(option, value, before, reason) -> None:
