@@ -643,3 +643,17 @@ def test_files_of_pytorch_itself(older, tmp_path):
         want = want.detach()
         want = want.float() if want.is_floating_point() else want
         np.testing.assert_array_equal(found[f"state_dict.{name}"], want.numpy())
+
+
+def test_a_folder_is_what_was_imported_and_names_its_update(tmp_path, caplog):
+    source = write(tmp_path / "f.safetensors", foreign("timm")[0])
+    out = tmp_path / "out"
+    import_file.import_file(source, "deit", str(out), **PREPARED)
+    for number, accepted in ((1, True), (2, False)):
+        jaxcl.load_encoder(out)
+        folder = out / "updates" / f"{number:04d}"
+        folder.mkdir(parents=True)
+        (folder / "update.json").write_text(json.dumps({"accepted": accepted}))
+        assert bool(caplog.records) == (number == 2)
+    jaxcl.load_encoder(out)
+    assert all(f"{out}/updates/0001" in x.getMessage() for x in caplog.records)

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any, Literal
 
+from absl import logging
 from etils import epath
 
 from jaxcl.run import encoder_folder, updates
@@ -21,7 +22,8 @@ def load_encoder(
     """Load the encoder of a folder that `jaxcl export` or `jaxcl import` wrote.
 
     A run directory has one, too: that of its last accepted update if there is one. It
-    is exported to the folder `encoder` in it.
+    is exported to the folder `encoder` in it. An encoder's folder stays as it was
+    written; a line names its last accepted update.
 
     Args:
       folder: path of the folder, which may be in a bucket.
@@ -34,8 +36,16 @@ def load_encoder(
       Refused: a file is missing, damaged, or contradicts the card; the message has the
         first difference.
     """
+    is_folder = encoder_folder.exists_at(folder)
+    if is_folder and (newest := updates.find_current(folder)) != str(folder):
+        logging.warning(
+            "%s: is the encoder before its updates; load_encoder(%r) is that of the "
+            "last accepted one",
+            folder,
+            newest,
+        )
     is_run = (epath.Path(folder) / "config.json").exists()
-    if encoder_folder.exists_at(folder) or not is_run:
+    if is_folder or not is_run:
         return encoder.load_encoder(folder, check=check, into=into)
     with exported(str(folder)) as place:
         return encoder.load_encoder(place, check=check, into=into)
