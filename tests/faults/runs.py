@@ -151,6 +151,19 @@ _networks = [
         ("nets: pairs turn the other way", takes(turns=lambda turns: -turns)),
     ),
     *fault.of(
+        "update.plan._keep_statistics",
+        "test_update.py::test_an_update_keeps_the_statistics_of_old_images",
+        (
+            "update: new images' statistics take the old ones' place",
+            always(lambda config: config),
+        ),
+    ),
+    *fault.of(
+        "update.lineage._is_same",
+        "test_update.py::test_an_update_of_a_run_may_change_its_statistics_alone",
+        ("update: any option of a run's section may change", gives(always(True))),
+    ),
+    *fault.of(
         "nets.tuning.layer_of",
         "test_tuning.py::test_layers_count_from_the_images",
         ("nets: layers count from one", gives(lambda layer: layer + 1)),

@@ -111,6 +111,11 @@ _schedules = [
             takes(warmup_epochs=lambda n: n + 1),
         ),
         ("optim: the cosine ends at 0", takes(end=lambda _: 0.0)),
+        (
+            "optim: a warm-up begins at 0.003, whatever the peak",
+            takes(start=lambda x: 0.003 if x is None else x),
+            "test_optim.py::test_a_warm_up_rises_from_below_any_peak",
+        ),
     ),
     *fault.of(
         "optim.step_decay",
