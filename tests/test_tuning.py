@@ -264,8 +264,11 @@ def test_the_folder_says_what_the_network_is_the_config_how_it_runs(name, tmp_pa
     assert found == {"name": "vit", **SMALL, "layer_scale": 1.0} | how
 
 
-def test_a_run_begins_with_the_encoder_and_every_copy_of_it(tmp_path):
+def test_a_run_begins_with_the_encoder_and_every_copy_of_it(tmp_path, caplog):
     params = leave(tmp_path / "enc")
+    update = tmp_path / "enc" / "updates" / "0001"
+    update.mkdir(parents=True)
+    (update / "update.json").write_text('{"accepted": true}')
     own = {"name": "vit", "drop_path": 0.1, "size": "base"}
     config = begun(
         tmp_path / "enc",
@@ -274,6 +277,7 @@ def test_a_run_begins_with_the_encoder_and_every_copy_of_it(tmp_path):
         **{"augment.mean": (0.9,), "devices": 8},
     )
     work = build.build(config, tmp_path / "run")
+    assert str(update) in caplog.text  # the encoder is that of before it
     state = job.initial_state(work)
     for tree in (state.params, state.extra.momentum, state.extra.teacher):
         chex.assert_trees_all_equal(tree["encoder"], params)

@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from absl import logging
 from etils import epath
 
 from jaxcl.run import encoder_folder, updates
@@ -37,13 +36,8 @@ def load_encoder(
         first difference.
     """
     is_folder = encoder_folder.exists_at(folder)
-    if is_folder and (newest := updates.find_current(folder)) != str(folder):
-        logging.warning(
-            "%s: is the encoder before its updates; load_encoder(%r) is that of the "
-            "last accepted one",
-            folder,
-            newest,
-        )
+    if is_folder:
+        updates.tell_newer(folder)
     is_run = (epath.Path(folder) / "config.json").exists()
     if is_folder or not is_run:
         return encoder.load_encoder(folder, check=check, into=into)

@@ -12,7 +12,7 @@ from jaxcl.data import stream
 from jaxcl.data.sources import fetch
 from jaxcl.data.stream import identity, splits
 from jaxcl.errors import Refused
-from jaxcl.run import agreement, encoder_folder, result_file
+from jaxcl.run import agreement, encoder_folder, result_file, updates
 
 
 def check_path(top: sections.TopLevel) -> None:
@@ -114,6 +114,7 @@ def check_start(top: sections.TopLevel, plain: dict, train: stream.Examples) -> 
     if start is None:
         return
     if encoder_folder.exists_at(start):
+        updates.tell_newer(start)
         if train.graphs is not None:
             raise Refused("config.start", start, "it is an encoder of images")
         wanted = encoder_folder.read_card(start)["input"]["channels"]

@@ -51,7 +51,7 @@ class TuningSettings(NamedTuple):
 
 
 # Named sets of options.
-RECIPES = {
+RECIPES: dict[str, dict] = {
     "decay": {"layer_decay": 0.75},  # of MAE's fine-tuning of large networks
     "lora": {"lora_rank": 8},
     "explora": {"lora_rank": 64, "open_layers": 1},

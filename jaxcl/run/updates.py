@@ -5,6 +5,7 @@ Each is a run directory; it has an update.json once the update is over.
 
 import re
 
+from absl import logging
 from etils import epath
 
 from jaxcl import storage
@@ -18,6 +19,18 @@ def find_current(run: str) -> str:
         if (read_report(path) or {}).get("accepted"):
             return str(path)
     return str(run)
+
+
+def tell_newer(folder: str) -> None:
+    """Say in one line that an encoder's folder has a newer one in its updates."""
+    if (newest := find_current(folder)) != str(folder):
+        logging.warning(
+            "%s: is the encoder before its updates; that of the last accepted one is "
+            "in %s, and jaxcl export --run=%s writes it to a folder of its own",
+            folder,
+            newest,
+            folder,
+        )
 
 
 def list_updates(run: str) -> list[epath.Path]:
