@@ -137,8 +137,8 @@ def _change_config(config, changes, also_fixed) -> dict:
 
 
 def _is_same(name: str, old: dict, new: dict) -> bool:
-    """Say whether a section is the same, but for how batch norm normalises."""
-    if name == "tuning":  # its statistics change no state
+    """Say whether two sections give a run's state the same form."""
+    if name == "tuning":  # by what batch norm normalises is no part of the state
         old, new = (tuning.settings(**x | {"statistics": "batch"}) for x in (old, new))
     return old == new
 
